@@ -26,6 +26,7 @@ pub mod gates;
 pub mod limits;
 pub mod listener;
 pub mod logged;
+pub mod mapped;
 pub mod outgoing;
 pub mod output;
 mod pace;

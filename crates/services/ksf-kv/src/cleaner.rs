@@ -62,6 +62,11 @@ impl Cleaner {
         self.at_work.as_ref().is_some_and(|work| work.reading.is_some())
     }
 
+    /// True while a segment is being cleaned, and what is to be done next needs no read.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.at_work.is_some() && !self.is_reading()
+    }
+
     /// True if this read was its own.
     pub(crate) fn has_read(&mut self, token: u64, bytes: &[u8]) -> bool {
         let Some(work) = self.at_work.as_mut().filter(|work| work.reading == Some(token)) else { return false };

@@ -4,7 +4,7 @@
 //!   DIR/lock          held while a process has the store open
 //!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started
 //!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata;
-//!                     `log-000.new` until that is done
+//!                     `log-000.new` until that is done; behind the places, if it was ever mapped, the journal
 //! ```
 
 use std::fs::{self, File, OpenOptions};
@@ -19,8 +19,11 @@ use std::time::{Duration, Instant};
 use ksf_store::away::Wanted;
 use ksf_store::format::LOGS_MAX;
 use ksf_store::log::Geometry;
+use ksf_store::pmem::{JOURNAL_BYTES, Journaled, journal_at};
 use ksf_store::recover::{Found, Places, RecoverError, Repair, cut_by_links};
 use ksf_store::store::{Opening, Shard, Store};
+
+use crate::medium::{self, MappedLog, Medium};
 
 /// Bytes of a block: O_DIRECT writes on common disks are multiples of it, and no disk tears a sector of 512.
 pub const BLOCK_BYTES: usize = 4096;
@@ -37,6 +40,8 @@ const MAGIC: [u8; 8] = *b"ksfstore";
 /// Of the format. A record of an unknown kind ends a log as a torn end does, so a new kind takes a new version, which a program
 /// from before it refuses.
 const VERSION: u32 = 2;
+/// With journals behind the logs, which a program from before it does not look into.
+const VERSION_JOURNALS: u32 = 3;
 /// The first one: without records of kind 9. A store that has it gets the newer one at its start.
 const VERSION_MIN: u32 = 1;
 
@@ -49,11 +54,13 @@ pub struct DiskOptions {
     pub segment_bytes: u64,
     /// Segments that a log has room for.
     pub places: u32,
+    /// What the logs are written through from this start on.
+    pub medium: Medium,
 }
 
 impl Default for DiskOptions {
     fn default() -> Self {
-        Self { logs: 1, segment_bytes: SEGMENT_BYTES, places: PLACES }
+        Self { logs: 1, segment_bytes: SEGMENT_BYTES, places: PLACES, medium: Medium::default() }
     }
 }
 
@@ -68,6 +75,16 @@ pub enum DiskError {
         /// With what.
         path: PathBuf,
         /// What it says.
+        source: io::Error,
+    },
+    /// Its file system, or the machine, cannot do what the medium needs.
+    #[error("{} cannot be of the medium {medium}: {source}", .path.display())]
+    Medium {
+        /// The folder, or the log.
+        path: PathBuf,
+        /// The medium.
+        medium: Medium,
+        /// What is missing.
         source: io::Error,
     },
     /// Another process has it open.
@@ -88,7 +105,7 @@ pub enum DiskError {
     #[error("there is no store in {}", .0.display())]
     NoStore(PathBuf),
     /// It was made by another version.
-    #[error("{} has format {found}, and this program reads formats {VERSION_MIN} to {VERSION}", .path.display())]
+    #[error("{} has format {found}, and this program reads formats {VERSION_MIN} to {VERSION_JOURNALS}", .path.display())]
     Format {
         /// Where.
         path: PathBuf,
@@ -108,13 +125,16 @@ struct Superblock {
     places: u32,
     logs: u16,
     epoch: u32,
+    /// A header may be whole in the journal of its log alone.
+    has_journals: bool,
 }
 
 impl Superblock {
     fn encode(&self) -> Vec<u8> {
         let mut block = Vec::with_capacity(BLOCK_BYTES);
         block.extend_from_slice(&[0; 4]);
-        block.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.has_journals { VERSION_JOURNALS } else { VERSION };
+        block.extend_from_slice(&version.to_le_bytes());
         block.extend_from_slice(&MAGIC);
         block.extend_from_slice(&self.store.to_le_bytes());
         block.extend_from_slice(&self.segment_bytes.to_le_bytes());
@@ -139,12 +159,14 @@ impl Superblock {
         if crc32c::crc32c(block.get(4..BLOCK_BYTES)?) != word(0)? || array(8)? != MAGIC {
             return None;
         }
-        if !(VERSION_MIN..=VERSION).contains(&word(4)?) {
-            return Some(Err(word(4)?));
+        let version = word(4)?;
+        if !(VERSION_MIN..=VERSION_JOURNALS).contains(&version) {
+            return Some(Err(version));
         }
         let (store, segment_bytes) = (u64::from_le_bytes(array(16)?), u64::from_le_bytes(array(24)?));
         let logs = word(40)? as u16;
-        Some(Ok(Self { store, segment_bytes, places: word(32)?, logs, epoch: word(36)? }))
+        let (places, epoch, has_journals) = (word(32)?, word(36)?, version == VERSION_JOURNALS);
+        Some(Ok(Self { store, segment_bytes, places, logs, epoch, has_journals }))
     }
 }
 
@@ -164,6 +186,10 @@ pub struct Disk {
     pub logs: Vec<File>,
     /// Whether writes go past the page cache.
     pub direct: bool,
+    /// What the logs are written through.
+    pub medium: Medium,
+    /// The logs in memory, if they are mapped.
+    pub(crate) mapped: Vec<MappedLog>,
     /// Threads that read the logs.
     pub threads: NonZeroUsize,
     _lock: Lock,
@@ -178,6 +204,14 @@ impl Drop for Lock {
         // The lock belongs to the open file. A child of this process has that, too, between fork and exec: closing it here
         // alone would leave the lock until then. Where unlocking fails, it goes with the last one that closes the file.
         let _ = self.0.unlock();
+    }
+}
+
+/// The error of a medium that a file is not on, or any other one.
+fn medium_error(medium: Medium, action: &'static str, path: &Path, source: io::Error) -> DiskError {
+    match source.kind() {
+        io::ErrorKind::Unsupported => DiskError::Medium { path: path.to_owned(), medium, source },
+        _ => io_error(action, path)(source),
     }
 }
 
@@ -197,6 +231,8 @@ impl Disk {
         let lock_path = folder.join("lock");
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
         let lock = take(lock.map_err(io_error("opening", &lock_path))?, folder)?;
+        let medium = options.medium;
+        medium::suits(medium, &lock.0).map_err(|why| medium_error(medium, "looking at", folder, why))?;
         let superblock_path = folder.join("superblock");
         let before = read_superblock(folder)?;
         let there = logs_there(folder);
@@ -210,6 +246,7 @@ impl Disk {
                     places: options.places,
                     logs: 0,
                     epoch: 0,
+                    has_journals: medium.is_mapped(),
                 };
                 // Before the logs, so that what is left when these cannot be made is taken up by the next start.
                 write_superblock(&superblock_path, &new, 0).map_err(io_error("writing", &superblock_path))?;
@@ -226,26 +263,28 @@ impl Disk {
             let path = log_path(folder, log);
             let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
             let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-            let written = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
-                Ok(written) => written,
+            let open_direct = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path).ok();
+            // Of one that is mapped, values are read by its file.
+            let written = match (!medium.is_mapped()).then(open_direct).flatten() {
+                Some(written) => written,
                 // The file system has no O_DIRECT: writes are as durable, and slower.
-                Err(_) => {
+                None => {
                     direct = false;
                     file.try_clone().map_err(io_error("opening", &path))?
                 }
             };
             lock_log(&written, &path, File::try_lock, LATE_WRITES_TIMEOUT)?;
             logs.push(written);
-            media.push(LogFile { file, places, segment_bytes });
+            media.push(LogFile::of(file, places, segment_bytes).map_err(io_error("reading", &path))?);
             Ok::<_, DiskError>(())
         };
         let known = now.logs.max(there).min(wanted);
         for log in 0..known {
             open(log, &mut media)?;
         }
-        for (log, medium) in (0..).zip(&media) {
+        for (log, log_file) in (0..).zip(&media) {
             // What is found is told from now on, also what was on its way when the store ended.
-            medium.file.sync_data().map_err(io_error("syncing", &log_path(folder, log)))?;
+            log_file.file.sync_data().map_err(io_error("syncing", &log_path(folder, log)))?;
         }
         let mut found = Found::read_all(geometry, &media, threads)?;
         cut_by_links(&mut found)?;
@@ -255,17 +294,29 @@ impl Disk {
             open(log, &mut media)?;
             found.push(Found::of_new(log, geometry, places));
         }
-        now.logs = wanted;
+        (now.logs, now.has_journals) = (wanted, medium.is_mapped());
         // What a superblock lost, the logs know: no two starts have one number.
         now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
         // Not the copy that was read, so that a torn write leaves one.
         write_superblock(&superblock_path, &now, 1 - copy).map_err(io_error("writing", &superblock_path))?;
         sync_folder(folder)?;
-        for found in &mut found {
-            repair(&log_path(folder, found.log()), now.segment_bytes, &found.repairs(now.epoch))?;
+        // All of them, before any repair tells of what a log has, which may have seen what another one has.
+        let mapped = media.iter().zip(0..).filter(|_| medium.is_mapped()).map(|(log_file, log)| {
+            let error = |why| medium_error(medium, "mapping", &log_path(folder, log), why);
+            map_and_keep(medium, log_file).map_err(error)
+        });
+        let mut mapped = mapped.collect::<Result<Vec<_>, _>>()?;
+        for (at, (found, log_file)) in found.iter_mut().zip(&mut media).enumerate() {
+            let (path, repairs) = (log_path(folder, found.log()), found.repairs(now.epoch));
+            if let Some(mapped) = mapped.get_mut(at) {
+                repair_mapped(mapped, log_file, &repairs);
+            } else {
+                log_file.settle().map_err(io_error("repairing", &path))?;
+                repair(&path, now.segment_bytes, &repairs)?;
+            }
         }
         let (folder, epoch) = (folder.to_owned(), now.epoch);
-        Ok(Self { folder, epoch, geometry, found, media, logs, direct, threads, _lock: lock })
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, _lock: lock })
     }
 
     /// Reads a store as [`Disk::open`] does, and changes nothing: there is no file to write to, and no start is counted.
@@ -280,8 +331,9 @@ impl Disk {
         let mut found = Found::read_all(geometry, &media, threads)?;
         cut_by_links(&mut found)?;
         let epoch = found.iter().map(Found::epoch).fold(superblock.epoch, u32::max);
-        let (folder, logs) = (folder.to_owned(), Vec::new());
-        Ok(Self { folder, epoch, geometry, found, media, logs, direct: false, threads, _lock: lock })
+        let (folder, logs, mapped) = (folder.to_owned(), Vec::new(), Vec::new());
+        let (direct, medium) = (false, Medium::default());
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, _lock: lock })
     }
 
     /// Bytes of the logs that were found: what there was to be read.
@@ -356,7 +408,7 @@ impl Disk {
             let path = log_path(folder, log);
             let file = File::open(&path).map_err(io_error("opening", &path))?;
             lock_log(&file, &path, File::try_lock_shared, LATE_WRITES_TIMEOUT)?;
-            Ok(LogFile { file, places, segment_bytes })
+            LogFile::of(file, places, segment_bytes).map_err(io_error("reading", &path))
         };
         let logs = (0..superblock.logs.max(logs_there(folder))).map(open).collect::<Result<_, DiskError>>()?;
         Ok((lock, superblock, logs))
@@ -508,11 +560,68 @@ fn repair(path: &Path, segment_bytes: u64, repairs: &[Repair]) -> Result<(), Dis
     write().map_err(io_error("repairing", path))
 }
 
+/// Maps a log, and makes durable what was found in it.
+fn map_and_keep(medium: Medium, log: &LogFile) -> io::Result<MappedLog> {
+    log.give_journal()?;
+    let mut mapped = medium::map(medium, &log.file, log.segment_bytes, log.places)?;
+    mapped.keep_all();
+    Ok(mapped)
+}
+
+/// Brings the header of the journal to its place, and takes away what was cut, each piece durably before the next.
+fn repair_mapped(mapped: &mut MappedLog, log: &mut LogFile, repairs: &[Repair]) {
+    if let Some(journaled) = log.journaled.take() {
+        mapped.finish(&journaled);
+    }
+    for Repair { place, offset, bytes } in repairs {
+        mapped.write(*place, *offset, bytes);
+        mapped.commit();
+    }
+}
+
 #[derive(Debug)]
 struct LogFile {
     file: File,
     places: u32,
     segment_bytes: u64,
+    /// What its journal has, until it is known to be in its place.
+    journaled: Option<Journaled>,
+}
+
+impl LogFile {
+    fn of(file: File, places: u32, segment_bytes: u64) -> io::Result<Self> {
+        let at = journal_at(segment_bytes, places);
+        let behind = file.metadata()?.len().saturating_sub(at);
+        let mut journal = vec![0; behind.min(JOURNAL_BYTES as u64) as usize];
+        file.read_exact_at(&mut journal, at)?;
+        let journaled = Journaled::decode(&journal).filter(|journaled| journaled.place < places);
+        Ok(Self { file, places, segment_bytes, journaled })
+    }
+
+    fn journal_at(&self) -> u64 {
+        journal_at(self.segment_bytes, self.places)
+    }
+
+    /// Makes room for a journal, if there is none.
+    fn give_journal(&self) -> io::Result<()> {
+        let at = self.journal_at();
+        if self.file.metadata()?.len() < at + JOURNAL_BYTES as u64 {
+            self.file.write_all_at(&[0; JOURNAL_BYTES], at)?;
+            self.file.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Brings the header that the journal has to its place, and then has none there: blocks are written without a journal.
+    fn settle(&mut self) -> io::Result<()> {
+        if let Some(Journaled { place, header }) = self.journaled.take() {
+            self.file.write_all_at(&header, u64::from(place) * self.segment_bytes)?;
+            self.file.sync_data()?;
+            self.file.write_all_at(&[0; JOURNAL_BYTES], self.journal_at())?;
+            self.file.sync_data()?;
+        }
+        Ok(())
+    }
 }
 
 impl Places for LogFile {
@@ -526,7 +635,9 @@ impl Places for LogFile {
 
     fn read_front(&self, place: u32, bytes: usize, into: &mut Vec<u8>) -> io::Result<()> {
         into.resize(bytes, 0);
-        self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)
+        self.file.read_exact_at(into, u64::from(place) * self.segment_bytes)?;
+        self.journaled.iter().for_each(|journaled| journaled.overlay(place, into));
+        Ok(())
     }
 
     fn ahead(&self, place: u32) {
@@ -538,6 +649,8 @@ impl Places for LogFile {
 
 #[cfg(test)]
 mod tests {
+    use ksf_store::format::{SegmentHeader, Standing};
+
     use super::*;
 
     /// A start that is torn leaves the copy that it read, whatever became of the other one before.
@@ -589,7 +702,7 @@ mod tests {
         let epoch = Disk::open(folder.path(), options).unwrap().epoch;
         // The copy that a program of version 1 would refuse.
         assert!(versions().contains(&2), "{:?}", versions());
-        for (copy, version) in [(0, 0), (1, 3)] {
+        for (copy, version) in [(0, 0), (1, 4)] {
             let before = fs::read(&path).unwrap();
             set_version(copy, version);
             let refused = Disk::open(folder.path(), options).unwrap_err();
@@ -597,6 +710,71 @@ mod tests {
             fs::write(&path, before).unwrap();
         }
         assert_eq!(Disk::open(folder.path(), options).unwrap().epoch, epoch + 1);
+    }
+
+    /// A header that was torn in its place is that of the journal, for a look and for a start on any medium.
+    #[test]
+    fn a_header_that_was_torn_comes_from_the_journal() {
+        let Some(folder) = ksf_test::Folder::in_memory_or_skip() else { return };
+        let (folder, segment_bytes) = (folder.path(""), 1 << 20);
+        let on = |medium| DiskOptions { segment_bytes, places: 3, medium, ..DiskOptions::default() };
+        let path = log_path(&folder, 0);
+        let journal_bytes = || fs::read(&path).unwrap()[3 << 20..].to_vec();
+        // What a start on each medium leaves in the journal.
+        for (number, (medium, is_kept)) in (0..).zip([(Medium::Block, false), (Medium::PmemMemory, true)]) {
+            let mut disk = Disk::open(&folder, on(Medium::PmemMemory)).unwrap();
+            let header = SegmentHeader {
+                store: disk.geometry.store,
+                log: 0,
+                number,
+                epoch: disk.epoch,
+                segment_bytes,
+                block_bytes: BLOCK_BYTES as u32,
+                standing: Standing::Cleaned,
+                live: Some((0..number).collect()),
+            };
+            let place = number as u32;
+            disk.mapped[0].write(place, 0, &header.encode());
+            disk.mapped[0].commit();
+            drop(disk);
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(&[0xff; 8], u64::from(place) * segment_bytes + 8).unwrap();
+            let torn = fs::read(&path).unwrap();
+            let (lock, _, media) = Disk::files(&folder).unwrap();
+            let mut front = Vec::new();
+            media[0].read_front(place, BLOCK_BYTES, &mut front).unwrap();
+            assert_eq!(SegmentHeader::decode(&front), Ok(header.clone()));
+            drop((lock, media));
+            assert_eq!(fs::read(&path).unwrap(), torn, "a look changes nothing");
+            drop(Disk::open(&folder, on(medium)).unwrap());
+            let mut front = vec![0; BLOCK_BYTES];
+            File::open(&path).unwrap().read_exact_at(&mut front, u64::from(place) * segment_bytes).unwrap();
+            assert_eq!(SegmentHeader::decode(&front), Ok(header));
+            assert_eq!(journal_bytes().len(), JOURNAL_BYTES);
+            assert_eq!(Journaled::decode(&journal_bytes()).is_some(), is_kept, "{medium}");
+            let (superblock, _) = read_superblock(&folder).unwrap().unwrap();
+            assert_eq!(superblock.has_journals, medium.is_mapped());
+        }
+    }
+
+    /// It says what is missing, before anything of a store is made.
+    #[test]
+    fn a_medium_that_cannot_be_had_is_refused() {
+        let Some(memory) = ksf_test::Folder::in_memory_or_skip() else { return };
+        let refused = |folder: &Path, medium| {
+            let error = Disk::open(folder, DiskOptions { medium, ..DiskOptions::default() }).unwrap_err();
+            assert!(matches!(error, DiskError::Medium { .. }), "{error}");
+            assert!(!folder.join("superblock").exists() && !log_path(folder, 0).exists());
+            error.to_string()
+        };
+        let why = refused(&memory.path(""), Medium::Pmem);
+        assert!(why.contains("medium pmem") && why.contains("DAX") && why.contains("dax=always"), "{why}");
+        // Where folders for a moment are in memory, too, there is nothing to refuse.
+        let here = tempfile::tempdir().unwrap();
+        if medium::suits(Medium::PmemMemory, &File::open(here.path()).unwrap()).is_err() {
+            let why = refused(here.path(), Medium::PmemMemory);
+            assert!(why.contains("medium pmem-memory") && why.contains("tmpfs"), "{why}");
+        }
     }
 
     /// As by a ring of a process that was killed: the lock of the folder is free.
@@ -650,6 +828,7 @@ mod tests {
             places: 0x0102_0304,
             logs: 0x0a0b,
             epoch: 0x2233_4455,
+            has_journals: false,
         };
         let block = superblock.encode();
         assert_eq!((block.len(), Superblock::decode(&block)), (4096, Some(Ok(superblock))));

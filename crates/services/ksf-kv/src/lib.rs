@@ -9,6 +9,7 @@
 //!   commands/    what a command does, a file for each family
 //!   http/        requests of HTTP/1.1 on the same port
 //!   disk.rs      the folder of a store: superblock, logs, recovery
+//!   medium.rs    what its logs are written through: blocks, or persistent memory
 //!   offline.rs   check, dump, salvage
 //!   backup.rs    a backup of a store that is served; commands/backup.rs is the server's side, seal.rs the ends of the file
 //!   load.rs      files with commands, AOFs and snapshots of Redis, checked and sent
@@ -26,11 +27,13 @@ mod commands;
 pub mod disk;
 mod http;
 pub mod load;
+mod medium;
 pub mod offline;
 mod seal;
 mod service;
 mod settings;
 
 pub use http::Requests;
+pub use medium::Medium;
 pub use service::{Kv, KvConn, KvShard};
 pub use settings::{Durability, Settings};

@@ -3,6 +3,7 @@
 //! ```text
 //!   turn: messages ─► commands ─► index, open batch ─► replies, each behind its gates
 //!   turn_end ─► next_write ─► disk ─► file_done ─► written ─► promises ─► gates open ─► replies leave
+//!                    └► persistent memory: stores, flushes, one fence ─┘ in the same turn
 //! ```
 
 mod queue;
@@ -35,6 +36,7 @@ use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk, DiskError};
 use crate::http;
+use crate::medium::{self, MappedLog, Medium};
 use crate::settings::{Durability, Settings};
 
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
@@ -65,7 +67,7 @@ pub struct Kv {
     segment_bytes: u64,
     for_backups: Arc<LogFiles>,
     /// Shards of the store that no shard of the server has taken yet, with the files of their logs.
-    free: Mutex<Vec<(Shard, File)>>,
+    free: Mutex<Vec<(Shard, File, Option<MappedLog>)>>,
     /// The files of all logs: any shard reads values from any.
     logs: Vec<File>,
     /// The gates' names of the logs.
@@ -101,7 +103,10 @@ impl Kv {
         let logs: Vec<File> = std::mem::take(&mut disk.logs).into_iter().map(File::from).collect();
         let places = shards.first().map_or(0, |shard| shard.log().free_places() + shard.log().segments().len());
         let for_backups = LogFiles { geometry: disk.geometry, places: places as u32, files: logs.clone() };
-        let free = shards.into_iter().zip(logs.iter().cloned()).rev().collect();
+        let mut mapped = std::mem::take(&mut disk.mapped).into_iter();
+        let mut free: Vec<_> =
+            shards.into_iter().zip(&logs).map(|(s, file)| (s, file.clone(), mapped.next())).collect();
+        free.reverse();
         Ok(Self {
             store,
             logs,
@@ -126,6 +131,12 @@ impl Kv {
         &self.store
     }
 
+    /// How the caches are flushed, if the logs are mapped.
+    pub fn flush_instruction(&self) -> Option<&'static str> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().find_map(|(_, _, mapped)| mapped.as_ref().map(medium::instruction))
+    }
+
     fn gate(&self, needs: &Needs) -> impl Iterator<Item = Gate> {
         // A log whose shard has not started has nothing to wait for.
         needs
@@ -143,8 +154,15 @@ pub struct KvShard {
     pub(crate) clients: Arc<Clients>,
     /// Ends connections of this shard.
     closer: Closer,
+    pub(crate) medium: Medium,
     file: File,
     files: Files,
+    /// The log in memory, if it is mapped: then nothing is ever under way.
+    mapped: Option<MappedLog>,
+    /// Writes that were stored and wait for a fence, with their memory. Empty between calls.
+    stored: Vec<(WriteId, Vec<u8>)>,
+    /// What was stored last lets something go on that is done between turns.
+    goes_on: bool,
     /// Writes under way, by their token.
     writes: Vec<(u64, WriteId)>,
     next_token: u64,
@@ -347,7 +365,7 @@ impl LoggedService for Kv {
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<KvShard> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some((shard, file)) = free else {
+        let Some((shard, file, mapped)) = free else {
             return Err(std::io::Error::other("there are more shards than the store has logs"));
         };
         let name = turn.open_log().map_err(std::io::Error::other)?;
@@ -358,8 +376,12 @@ impl LoggedService for Kv {
             for_backups: Arc::clone(&self.for_backups),
             clients: Arc::clone(&self.clients),
             closer: turn.closer(),
+            medium: self.disk.medium,
             file,
             files: turn.files(),
+            mapped,
+            stored: Vec::new(),
+            goes_on: false,
             writes: Vec::new(),
             next_token: 0,
             scratch: Vec::new(),
@@ -528,11 +550,7 @@ impl LoggedService for Kv {
         let Some(at) = shard.writes.iter().position(|(token, _)| *token == done.token) else { return };
         let (_, id) = shard.writes.swap_remove(at);
         shard.quiet_since = turn.now();
-        for (log, lsn) in shard.shard.written(id, true, Vec::new()) {
-            if let Some(name) = self.names[usize::from(log)].get() {
-                turn.release(*name, lsn.0);
-            }
-        }
+        self.release(&shard.shard.written(id, true, Vec::new()), turn);
     }
 
     /// A log that ends well says how far replies told of it, as one does that is idle.
@@ -540,6 +558,12 @@ impl LoggedService for Kv {
         shard.shard.say(now_ns());
         // One at a time: none of them may be on the disk without those before it.
         while let Some(write) = shard.shard.next_write(1, now_ns()) {
+            if let Some(mapped) = &mut shard.mapped {
+                mapped.write(write.place, write.offset, &write.bytes);
+                mapped.commit();
+                shard.shard.written(write.id, true, write.bytes);
+                continue;
+            }
             let offset = u64::from(write.place) * self.segment_bytes + write.offset;
             if let Err(error) = self.disk.write_at(shard.shard.number(), offset, &write.bytes) {
                 return (self.failed)(&error.to_string());
@@ -705,8 +729,41 @@ impl Kv {
         shard.sweep_at_ns = if has_more { now_ns } else { now_ns + SWEEP_INTERVAL_NS };
     }
 
+    /// Lets replies go that wait for these.
+    fn release(&self, moved: &[(u16, Lsn)], turn: &mut Turn<'_>) {
+        for (log, lsn) in moved {
+            if let Some(name) = self.names[usize::from(*log)].get() {
+                turn.release(*name, lsn.0);
+            }
+        }
+    }
+
+    /// Stores what the log has to write. One fence makes all of it durable, and what waits for it goes on in this turn.
+    fn store_and_fence(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        let Some(mapped) = &mut shard.mapped else { return };
+        let now_ns = now_ns();
+        while let Some(write) = shard.shard.next_write(usize::MAX, now_ns) {
+            mapped.write(write.place, write.offset, &write.bytes);
+            shard.stored.push((write.id, write.bytes));
+        }
+        if shard.stored.is_empty() {
+            return;
+        }
+        mapped.commit();
+        for (id, bytes) in shard.stored.drain(..) {
+            self.release(&shard.shard.written(id, true, bytes), turn);
+        }
+        shard.quiet_since = turn.now();
+        // No end of a write will have the shard look at these again.
+        let log = shard.shard.log();
+        shard.goes_on = shard.cleaner.is_at_work() || log.has_cleaned_segments() || !shard.queue.is_empty();
+    }
+
     /// Begins the writes of the log.
-    fn write(&self, shard: &mut KvShard) {
+    fn write(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        if shard.mapped.is_some() {
+            return self.store_and_fence(shard, turn);
+        }
         loop {
             let (op, token) = match shard.not_begun.take() {
                 Some(not_begun) => not_begun,
@@ -753,11 +810,14 @@ impl Kv {
             if now < idle_at {
                 wake = wake.into_iter().chain([idle_at]).min();
             } else if shard.shard.say(now_ns()) {
-                self.write(shard);
+                self.write(shard, turn);
             } else {
                 // What it saw of another log is not promised, of which this shard does not hear.
                 wake = wake.into_iter().chain([now.plus_ms(IDLE_MS)]).min();
             }
+        }
+        if std::mem::take(&mut shard.goes_on) {
+            wake = Some(now);
         }
         if let Some(at) = wake {
             turn.wake_at(at);
@@ -786,7 +846,7 @@ impl Kv {
             shard.next_token += 1;
         }
         self.cleaned.fetch_add(shard.cleaner.cleaned - cleaned_before, Ordering::Relaxed);
-        self.write(shard);
+        self.write(shard, turn);
         if shard.queue.is_empty() {
             return;
         }

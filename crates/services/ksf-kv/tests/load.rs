@@ -290,7 +290,7 @@ fn an_aof_of_redis_is_loaded_with_its_base_and_what_came_after() {
 
 fn options() -> (DiskOptions, Limits, Settings) {
     let limits = Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() };
-    (DiskOptions { logs: 1, segment_bytes: 2 << 20, places: 8 }, limits, Settings::default())
+    (DiskOptions { logs: 1, segment_bytes: 2 << 20, places: 8, ..DiskOptions::default() }, limits, Settings::default())
 }
 
 fn into_folder(path: &Path, folder: &Path) -> Result<load::Loaded, IntoFolderError> {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use common::{Serving, engines};
 use ksf::limits::Limits;
 use ksf_kv::Settings;
-use ksf_test::{own_network, program_or_skip, skip};
+use ksf_test::{own_network, program_or_skip};
 
 /// What the client wrote in the repository.
 fn source(name: &str) -> PathBuf {
@@ -19,13 +19,7 @@ fn source(name: &str) -> PathBuf {
 
 /// What is installed of a client; `None`: the test is skipped.
 fn installed_or_skip(name: &str) -> Option<PathBuf> {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    let path = target.join("clients").join(name);
-    if !path.exists() {
-        skip(format_args!("needs {} (scripts/setup.sh test)", path.display()));
-        return None;
-    }
-    Some(path)
+    ksf_test::installed_or_skip(env!("CARGO_TARGET_TMPDIR"), name)
 }
 
 /// Runs the client with a port and a password, on a server of each engine with a password, then without.

@@ -383,7 +383,7 @@ fn malformed_commands_are_told_and_end_the_connection() {
 #[test]
 fn a_store_is_opened_once_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
-    let options = DiskOptions { logs: 1, segment_bytes: 1 << 20, places: 2 };
+    let options = DiskOptions { logs: 1, segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
     let disk = Disk::open(folder.path(), options).unwrap();
     assert!(matches!(Disk::open(folder.path(), options), Err(DiskError::InUse(_))));
     drop(disk);

@@ -215,6 +215,17 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
+/// Bytes at the front of what a log has written that a reader looks at: the header of a segment with its list, or a batch. Behind
+/// them are zeros up to a whole block. Of anything else, all of it.
+pub fn meaningful_bytes(written: &[u8]) -> usize {
+    let bytes = match (BatchHeader::decode(written), SegmentHeader::decode(written)) {
+        (Ok(batch), _) => HEADER_BYTES + batch.body_bytes as usize,
+        (_, Ok(SegmentHeader { live: Some(live), .. })) => HEADER_BYTES + 8 * live.len(),
+        _ => written.len(),
+    };
+    bytes.min(written.len())
+}
+
 impl SegmentHeader {
     /// Segments that [`live`](Self::live) can name in a block of this size.
     pub fn live_max(block_bytes: usize) -> usize {

@@ -15,6 +15,7 @@ pub mod format;
 pub mod index;
 pub mod log;
 pub mod memory;
+pub mod pmem;
 pub mod promises;
 pub mod recover;
 pub mod salvage;

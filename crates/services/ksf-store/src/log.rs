@@ -539,6 +539,11 @@ impl Log {
         self.segments.iter().filter(|(_, segment)| segment.state != State::InUse).map(|(number, _)| *number)
     }
 
+    /// Whether segments that were cleaned wait to be erased.
+    pub fn has_cleaned_segments(&self) -> bool {
+        self.cleaned_segments().next().is_some()
+    }
+
     /// True if cleaning a segment would give more room than it takes, or segments that were cleaned wait to be erased.
     pub fn can_be_cleaned(&self) -> bool {
         let cleaned = self.segments.values().any(|segment| segment.state != State::InUse);

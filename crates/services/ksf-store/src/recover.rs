@@ -128,7 +128,7 @@ pub struct Found {
     promised: Lsn,
     epoch: u32,
     end: Lsn,
-    /// Where a whole batch lies behind the end that does not count.
+    /// Where the header of a batch lies at the end that does not count, whole or torn.
     cut_batch: Option<Lsn>,
     /// What must be written before anything else was told.
     repaired: bool,
@@ -428,7 +428,7 @@ impl Found {
         repairs
     }
 
-    /// An empty batch in the place of the one that was cut, if a whole one lies there.
+    /// An empty batch in the place of the one that was cut, if the header of one lies there.
     fn overwrite_cut_batch(&mut self, epoch: u32) -> Option<Repair> {
         let lsn = self.batches.last()?.next;
         let number = self.geometry.segment_of(lsn);
@@ -497,6 +497,13 @@ fn batch_of(geometry: Geometry, log: u16, number: u64, lsn: Lsn, bytes: &[u8]) -
     // Not one that was left by what was there before.
     let is_here = (header.store, header.log, header.lsn) == (geometry.store, log, lsn);
     if is_here { Ok(batch) } else { Err(Malformed::Magic) }
+}
+
+/// The header of a batch at this place of a log, whose body may not be whole.
+fn header_of(geometry: Geometry, log: u16, number: u64, lsn: Lsn, bytes: &[u8]) -> Option<BatchHeader> {
+    let offset = (lsn.0 - number * geometry.segment_bytes) as usize;
+    let header = BatchHeader::decode(bytes.get(offset..)?).ok()?;
+    ((header.store, header.log, header.lsn) == (geometry.store, log, lsn)).then_some(header)
 }
 
 /// The batch at this place of a segment, of which the front was read; `None` if there is none.

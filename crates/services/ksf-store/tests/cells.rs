@@ -328,6 +328,6 @@ fn what_was_told_of_cells_is_there_after_every_crash() {
         (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
         (renamed, flushed) = (renamed + world.renamed, flushed + world.flushed);
     }
-    assert!(crashes > 1000 && cleaned > 300 && swept > 500, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
+    assert!(crashes > 1000 && cleaned > 300 && swept > 300, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
     assert!(renamed > 1000 && flushed > 200, "{renamed} renamed, {flushed} flushes");
 }

@@ -1,17 +1,23 @@
 //! Logs on a medium that loses power: whatever was told to be durable is there at the next start, in any order of writes.
+//! The medium is a disk, or persistent memory.
 
 mod common;
+mod lines;
 mod opened;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use common::Medium;
-use ksf_store::format::{Kind, Link, Lsn, Record};
-use ksf_store::log::{AppendError, Geometry, Log, News};
+use ksf_store::format::{Kind, Link, Lsn, Record, SegmentHeader, Standing};
+use ksf_store::log::{AppendError, Geometry, Log, News, Write};
 use ksf_store::promises::Promises;
+use ksf_store::recover::{Found, Places};
 use ksf_test::{Random, TestRandom};
-use opened::{recover, seeds};
+use lines::{Mutant, PmemMedium};
+use opened::seeds;
 
 const LOGS: usize = 3;
 
@@ -23,11 +29,69 @@ struct Appended {
     link: Option<Link>,
 }
 
+/// The medium of one log, as the simulation uses it.
+trait Power: Places + Sized {
+    /// Takes a write of the log.
+    fn begin(&mut self, write: Write);
+
+    /// Writes that are done now, of those that were begun.
+    fn end_some(&mut self, random: &mut Random) -> Vec<Write>;
+
+    /// The process ends, and the power may go.
+    fn crash(&mut self, log: &mut Log, random: &mut Random);
+
+    /// Reads and repairs the logs of a store. The power goes now and then meanwhile, and `epoch` grows.
+    fn recover(geometry: Geometry, media: &mut [Self], epoch: &mut u32, random: &mut Random) -> Vec<Found>;
+}
+
+/// A disk, which has several writes under way and ends them in any order.
+impl Power for Medium {
+    fn begin(&mut self, write: Write) {
+        self.under_way.push(write);
+    }
+
+    fn end_some(&mut self, random: &mut Random) -> Vec<Write> {
+        if self.under_way.is_empty() {
+            return Vec::new();
+        }
+        let write = self.under_way.swap_remove(random.within(0..=self.under_way.len() - 1));
+        self.put(write.place, write.offset as usize, &write.bytes);
+        vec![write]
+    }
+
+    fn crash(&mut self, _: &mut Log, random: &mut Random) {
+        self.lose_power(random);
+    }
+
+    fn recover(geometry: Geometry, media: &mut [Self], epoch: &mut u32, random: &mut Random) -> Vec<Found> {
+        opened::recover(geometry, media, epoch, Some(random))
+    }
+}
+
+/// Persistent memory, of which one fence makes all durable that was stored.
+impl Power for PmemMedium {
+    fn begin(&mut self, write: Write) {
+        self.begin(write);
+    }
+
+    fn end_some(&mut self, _: &mut Random) -> Vec<Write> {
+        self.end_all()
+    }
+
+    fn crash(&mut self, log: &mut Log, random: &mut Random) {
+        self.crash(log, random);
+    }
+
+    fn recover(geometry: Geometry, media: &mut [Self], epoch: &mut u32, random: &mut Random) -> Vec<Found> {
+        lines::recover(geometry, media, epoch, random)
+    }
+}
+
 /// A store of several logs, with what its user knows.
-struct World {
+struct World<M> {
     random: TestRandom,
     geometry: Geometry,
-    media: Vec<Medium>,
+    media: Vec<M>,
     logs: Vec<Log>,
     /// Of each log, what was appended and may be there.
     appended: Vec<Vec<Appended>>,
@@ -40,17 +104,16 @@ struct World {
     said: u64,
 }
 
-impl World {
-    fn new(seed: u64) -> Self {
+impl<M: Power> World<M> {
+    /// `medium`: makes the medium of one log, of its geometry, number of places and seed.
+    fn new(seed: u64, mut medium: impl FnMut(Geometry, usize, u64) -> M) -> Self {
         let mut random = Random::of_test(seed);
-        let block_bytes = NonZeroUsize::new(random.pick(&[512, 4096])).unwrap();
-        let blocks = random.within(40..=80);
+        let block_bytes = NonZeroUsize::new(random.pick(&[512, 512, 512, 4096])).unwrap();
+        let blocks = random.within(40..=60);
         let geometry = Geometry { store: 77, block_bytes, segment_bytes: (blocks * block_bytes.get()) as u64 };
         let places = random.within(4..=9);
-        let medium =
-            || Medium { places: vec![vec![0; geometry.segment_bytes as usize]; places], under_way: Vec::new() };
         Self {
-            media: (0..LOGS).map(|_| medium()).collect(),
+            media: (0..LOGS).map(|_| medium(geometry, places, random.bits())).collect(),
             logs: (0..LOGS).map(|log| Log::create(geometry, log as u16, places as u32)).collect(),
             appended: (0..LOGS).map(|_| Vec::new()).collect(),
             promises: Promises::new([Lsn::default(); LOGS]),
@@ -115,25 +178,21 @@ impl World {
         for (log, medium) in self.logs.iter_mut().zip(&mut self.media) {
             let at_once = self.random.within(1..=4);
             while let Some(write) = log.next_write(at_once, 0) {
-                medium.under_way.push(write);
+                medium.begin(write);
             }
         }
     }
 
-    fn end_a_write(&mut self) {
+    fn end_writes(&mut self) {
         let log = self.random.within(0..=LOGS - 1);
-        let medium = &mut self.media[log];
-        if medium.under_way.is_empty() {
-            return;
-        }
-        let write = medium.under_way.swap_remove(self.random.within(0..=medium.under_way.len() - 1));
-        medium.put(write.place, write.offset as usize, &write.bytes);
         let promises = &mut self.promises;
-        self.logs[log].written(write.id, true, write.bytes, |news| {
-            if let News::Durable { end, links } = news {
-                promises.durable(log as u16, end, links);
-            }
-        });
+        for write in self.media[log].end_some(&mut self.random) {
+            self.logs[log].written(write.id, true, write.bytes, |news| {
+                if let News::Durable { end, links } = news {
+                    promises.durable(log as u16, end, links);
+                }
+            });
+        }
         self.promises.advance(|log, end| self.logs[usize::from(log)].promise(end));
     }
 
@@ -146,10 +205,12 @@ impl World {
 
     /// The power goes, and comes back.
     fn crash(&mut self) {
-        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        for (log, medium) in self.logs.iter_mut().zip(&mut self.media) {
+            medium.crash(log, &mut self.random);
+        }
         // The number of this start is durable before anything is written.
         self.epoch += 1;
-        let found = recover(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
+        let found = M::recover(self.geometry, &mut self.media, &mut self.epoch, &mut self.random);
         for (log, found) in found.into_iter().enumerate() {
             let mut there = BTreeMap::new();
             found
@@ -188,7 +249,7 @@ impl World {
             match self.random.within(0..=99) {
                 0..50 => self.append(),
                 50..70 => self.begin_writes(),
-                70..95 => self.end_a_write(),
+                70..95 => self.end_writes(),
                 95..98 => self.say(),
                 _ => self.crash(),
             }
@@ -196,15 +257,155 @@ impl World {
     }
 }
 
+/// How often the power went, also while a store started, and how often an idle log said what was promised of it.
+fn run<M: Power>(seed: u64, medium: impl FnMut(Geometry, usize, u64) -> M) -> [u64; 2] {
+    let mut world = World::new(seed, medium);
+    world.run(600);
+    world.crash();
+    assert!(world.next_number > 100 && world.epoch > 0, "seed {seed}: too little happened");
+    [u64::from(world.epoch), world.said]
+}
+
+fn run_on_pmem(seed: u64, mutant: Option<Mutant>) -> [u64; 2] {
+    run(seed, |geometry, places, seed| PmemMedium::new(geometry, places as u32, seed, mutant))
+}
+
+/// Runs all seeds. One in four or more has to have an idle log, and each several power cuts. `--nocapture` shows how many there were.
+fn much_happened(seeds: Range<u64>, run: impl Fn(u64) -> [u64; 2]) {
+    let count = seeds.end - seeds.start;
+    let [cuts, said] = seeds.map(run).fold([0, 0], |sum, one| [sum[0] + one[0], sum[1] + one[1]]);
+    println!("{count} seeds, {cuts} power cuts, {said} times a log was idle");
+    assert!(cuts > 5 * count && said > count / 4, "{count} seeds, {cuts} power cuts, {said} times a log was idle");
+}
+
+/// Of a batch the first sector arrived, with its header, and the others did not. A start cuts it. The batch that is written in its
+/// place then is torn the other way: its first sector does not arrive, and the others have the bytes that the first batch lacked.
+#[test]
+fn a_batch_that_was_cut_does_not_come_back_with_bytes_of_a_later_one() {
+    const SECTOR_BYTES: usize = 512;
+    let geometry = Geometry { store: 77, block_bytes: NonZeroUsize::new(4096).unwrap(), segment_bytes: 40 * 4096 };
+    let mut medium = Medium::new(4, geometry.segment_bytes as usize);
+    let zeros = [0; 2000];
+    let append = |log: &mut Log, key: &[u8]| {
+        let kind = Kind::String;
+        let record = Record { kind, version: 1, expires_ms: None, received_ns: None, key, subkey: &[], value: &zeros };
+        log.append(&[record], None, |_, _| {}).unwrap();
+        log.next_write(1, 0).expect("a batch")
+    };
+    let mut log = Log::create(geometry, 0, 4);
+    // The header of the segment, and a batch that stays.
+    let mut writes = vec![append(&mut log, b"stays")];
+    while let Some(write) = writes.pop() {
+        medium.put(write.place, write.offset as usize, &write.bytes);
+        log.written(write.id, true, write.bytes, |_| {});
+        writes.extend(log.next_write(1, 0));
+    }
+    let cut = append(&mut log, b"is cut");
+    let at = cut.offset as usize;
+    medium.places[cut.place as usize][at..at + cut.bytes.len()].fill(0xff);
+    medium.put(cut.place, at, &cut.bytes[..SECTOR_BYTES]);
+    let keys = |found: &Found, medium: &Medium| {
+        let mut keys = Vec::new();
+        found.records(medium, |_, record| keys.push(String::from_utf8(record.key.to_vec()).unwrap())).unwrap();
+        keys
+    };
+    let mut media = [medium];
+    let mut epoch = 2;
+    let found = opened::recover(geometry, &mut media, &mut epoch, None).remove(0);
+    assert_eq!(keys(&found, &media[0]), ["stays"]);
+    let mut log = found.into_log(epoch);
+    let later = append(&mut log, b"later!");
+    let (at, [medium]) = (later.offset as usize, &mut media);
+    medium.put(later.place, at + SECTOR_BYTES, &later.bytes[SECTOR_BYTES..]);
+    epoch += 1;
+    let found = opened::recover(geometry, &mut media, &mut epoch, None).remove(0);
+    assert_eq!(keys(&found, &media[0]), ["stays"]);
+}
+
 #[test]
 fn what_was_promised_survives_every_power_cut() {
-    let mut said = 0;
-    for seed in seeds(400) {
-        let mut world = World::new(seed);
-        world.run(600);
-        world.crash();
-        said += world.said;
-        assert!(world.next_number > 100 && world.epoch > 0, "seed {seed}: too little happened");
+    let disk = |geometry: Geometry, places: usize, _: u64| Medium::new(places, geometry.segment_bytes as usize);
+    much_happened(seeds(400), |seed| run(seed, disk));
+}
+
+#[test]
+fn what_was_promised_survives_every_power_cut_on_persistent_memory() {
+    much_happened(seeds(200), |seed| run_on_pmem(seed, None));
+}
+
+/// Of what is wrong in the order of stores, flushes and fences the simulation finds each.
+#[test]
+fn without_a_flush_or_a_fence_something_is_lost() {
+    let mutants = [Mutant::FlushLeftOut, Mutant::FenceLeftOut, Mutant::FenceBeforeFlush, Mutant::FoundNotKept];
+    for mutant in mutants {
+        let is_found = (0..200).any(|seed| catch_unwind(AssertUnwindSafe(|| run_on_pmem(seed, Some(mutant)))).is_err());
+        assert!(is_found, "{mutant:?} is not found");
     }
-    assert!(said > 100, "{said} times a log was idle");
+}
+
+const BLOCK_BYTES: usize = 512;
+
+/// Two segments, whose headers have lists of several cache lines, are erased with one fence, and the power goes before the step
+/// `fail_after`, if that is one of theirs. Returns how many steps there are without that.
+fn erase_two(seed: u64, fail_after: Option<u64>, mutant: Option<Mutant>) -> u64 {
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    let geometry = Geometry { store: 9, block_bytes, segment_bytes: 4 * BLOCK_BYTES as u64 };
+    let header = |number: u64, epoch, standing, live: std::ops::Range<u64>| SegmentHeader {
+        store: geometry.store,
+        log: 0,
+        number,
+        epoch,
+        segment_bytes: geometry.segment_bytes,
+        block_bytes: BLOCK_BYTES as u32,
+        standing,
+        live: Some(live.collect()),
+    };
+    let before = [header(20, 1, Standing::Counts, 1..20), header(21, 1, Standing::Counts, 1..21)];
+    let after = [header(20, 2, Standing::Cleaned, 0..0), header(40, 2, Standing::Counts, 9..40)];
+    let mut medium = PmemMedium::new(geometry, 2, seed, mutant);
+    let put = |medium: &mut PmemMedium, headers: &[SegmentHeader]| {
+        (0..).zip(headers).for_each(|(place, header)| medium.put(place, 0, &header.encode()));
+        medium.commit();
+    };
+    put(&mut medium, &before);
+    let steps_before = medium.steps();
+    if let Some(steps) = fail_after {
+        medium.fail_after(steps);
+    }
+    put(&mut medium, &after);
+    let steps = medium.steps() - steps_before;
+    medium.lose_power();
+    for (place, (before, after)) in (0..).zip(before.into_iter().zip(after)) {
+        let found = SegmentHeader::decode(&medium.front(place, BLOCK_BYTES));
+        let found = found.unwrap_or_else(|why| panic!("seed {seed}: place {place} has no header: {why}"));
+        assert!(found == after || found == before && fail_after.is_some(), "seed {seed}, place {place}: {found:?}");
+    }
+    steps
+}
+
+/// Whenever the power goes, a header is the old or the new one, with its list, and the new one once it was fenced.
+#[test]
+fn a_header_in_memory_is_old_or_new() {
+    let steps = erase_two(0, None, None);
+    assert!(steps > 60, "{steps} steps");
+    for fail_after in (0..steps).map(Some).chain([None]) {
+        for seed in 0..20 {
+            erase_two(seed, fail_after, None);
+        }
+    }
+    let mutants = [
+        Mutant::FlushLeftOut,
+        Mutant::FenceLeftOut,
+        Mutant::FenceBeforeFlush,
+        Mutant::HeaderWithJournal,
+        Mutant::JournalTooSoon,
+        Mutant::JournalNotRead,
+    ];
+    for mutant in mutants {
+        let is_found = (0..steps).map(Some).chain([None]).any(|fail_after| {
+            let is_lost = |seed| catch_unwind(|| erase_two(seed, fail_after, Some(mutant))).is_err();
+            (0..20).any(is_lost)
+        });
+        assert!(is_found, "{mutant:?} is not found");
+    }
 }

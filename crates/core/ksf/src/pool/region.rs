@@ -13,6 +13,7 @@ use super::free::FreeStack;
 use super::slot::SlotMut;
 use super::{Memory, PoolSpec, SlotName};
 use crate::buffers::Buffers;
+use crate::mapped::{self, Mapping};
 
 /// The mapping, and how often each slot is held.
 #[derive(Debug)]
@@ -77,6 +78,8 @@ impl Region {
                     ),
                     (error, _) => error.into(),
                 })?;
+                let base: Option<NonNull<u8>> = NonNull::new(base.cast());
+                let base = base.ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
                 (map_bytes, base, None)
             }
             Memory::File(ref file) | Memory::Dax(ref file) => {
@@ -89,24 +92,13 @@ impl Region {
                     return Err(invalid("the file is shorter than the slots"));
                 }
                 let is_dax = matches!(memory, Memory::Dax(_));
-                let flags = if is_dax { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-                // SAFETY: a new mapping at an address the kernel chooses aliases nothing. The lock keeps other pools out;
-                // another process that writes to the file without a lock could change received bytes, as it could change
-                // any durable data: the file's mode keeps others out.
-                let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) };
-                let base = base.map_err(|error| match error {
-                    rustix::io::Errno::OPNOTSUPP if is_dax => io::Error::new(
-                        io::ErrorKind::Unsupported,
-                        "the file is not on persistent memory with DAX (MAP_SYNC is refused); mount the file system \
-                         with dax=always on a pmem device, or use another kind of memory",
-                    ),
-                    error => error.into(),
-                })?;
+                // The lock keeps other pools out; another process that writes to the file without a lock could change received
+                // bytes, as it could change any durable data: the file's mode keeps others out.
+                let base = mapped::map(file, bytes, if is_dax { Mapping::Synchronous } else { Mapping::Shared })?;
                 let (Memory::File(file) | Memory::Dax(file)) = memory else { return Err(invalid("no file")) };
                 (bytes, base, Some(file))
             }
         };
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let free = || SlotMeta { holders: AtomicU32::new(0), kept: AtomicBool::new(false), next: AtomicU32::new(0) };
         Ok(Self {
             base,

@@ -76,11 +76,14 @@ fn persistence(call: &Call<'_, '_>) -> String {
          aof_enabled:1\r\naof_rewrite_in_progress:0\r\naof_rewrite_scheduled:0\r\n\
          aof_last_rewrite_time_sec:-1\r\naof_current_rewrite_time_sec:-1\r\naof_last_bgrewrite_status:ok\r\n\
          aof_last_write_status:ok\r\naof_current_size:{}\r\naof_buffer_length:{}\r\n\
-         aof_pending_bio_fsync:0\r\naof_delayed_fsync:0\r\nksf_durability:{}\r\n",
+         aof_pending_bio_fsync:0\r\naof_delayed_fsync:0\r\nksf_durability:{}\r\n\
+         ksf_medium:{}\r\nksf_survives_power_cut:{}\r\n",
         call.clock.now_ms / 1000,
         geometry.segment_bytes * u64::from(*places) * files.len() as u64,
         call.shard.shard.log().unwritten_bytes(),
         call.shard.settings.durability,
+        call.shard.medium,
+        u8::from(call.shard.medium.survives_power_cut()),
     )
 }
 

@@ -9,6 +9,7 @@ use ksf::logged::Logged;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::Reply;
 use ksf::shard_service::{OnShard, ShardService};
+use ksf_test::Folder;
 use ksf_test::alloc::{Counting, allocations};
 
 use super::*;
@@ -92,7 +93,7 @@ struct World {
     conns: Vec<Option<Connection<Watched>>>,
     /// Shards to which nothing happens.
     _idle: Vec<KvShard>,
-    _folder: tempfile::TempDir,
+    _folder: Folder,
 }
 
 impl World {
@@ -107,9 +108,13 @@ impl World {
 
     /// All connections are on the last one of so many shards.
     fn on_last_of(shards: u16, conns: u32, durability: Durability) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let options = DiskOptions { logs: shards, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8 };
-        let disk = Disk::open(folder.path(), options).unwrap();
+        Self::on(Folder::new(), Medium::Block, shards, conns, durability)
+    }
+
+    /// The same in this folder, on this medium.
+    fn on(folder: Folder, medium: Medium, shards: u16, conns: u32, durability: Durability) -> Self {
+        let options = DiskOptions { logs: shards, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8, medium };
+        let disk = Disk::open(&folder.path(""), options).unwrap();
         let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
             kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap()),
@@ -208,6 +213,25 @@ fn commands_that_write_wait_for_a_medium_that_is_behind_and_others_do_not() {
     world.send(0, "PING\r\n");
     assert_eq!((world.take(0), world.take(1)), ("+OK\r\n".repeat(4) + "+PONG\r\n", ":1\r\n:0\r\n".into()));
     assert_eq!(world.waiting(), 0);
+}
+
+/// Persistent memory ends no operation, and none is begun: replies leave in the turn in which their commands come, also where
+/// these write more than may wait for a medium.
+#[test]
+fn writes_to_persistent_memory_are_acknowledged_in_their_turn() {
+    let Some(folder) = Folder::in_memory_or_skip() else { return };
+    let mut world = World::on(folder, Medium::PmemMemory, 1, 2, Durability::Always);
+    for round in 0..3 {
+        world.send(0, &format!("SET key {round}\r\nGET key\r\n"));
+        assert_eq!(world.take(0), format!("+OK\r\n$1\r\n{round}\r\n"));
+    }
+    world.set(0, 0..10);
+    assert_eq!((world.waiting(), world.take(0)), (0, "+OK\r\n".repeat(10)));
+    assert_eq!(world.service.unwritten_bytes.load(Ordering::Relaxed), 0);
+    world.send(1, "SAVE\r\nINFO persistence\r\n");
+    let said = world.take(1);
+    assert!(said.starts_with("+OK\r\n"), "{said}");
+    assert!(said.contains("\r\nksf_medium:pmem-memory\r\nksf_survives_power_cut:0\r\n"), "{said}");
 }
 
 /// Replies that come to waiting commands all at once are no more than the connection may have.

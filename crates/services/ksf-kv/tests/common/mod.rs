@@ -45,8 +45,20 @@ impl Serving {
 
     /// With so many segments of 1 MiB in each log.
     pub(crate) fn start_on(engine: EngineKind, folder: &Path, limits: Limits, settings: Settings, places: u32) -> Self {
+        let options = DiskOptions { segment_bytes: 1 << 20, places, ..DiskOptions::default() };
+        Self::start_disk(engine, folder, limits, settings, options)
+    }
+
+    /// With a log for each CPU. The number of logs in the options is not looked at.
+    pub(crate) fn start_disk(
+        engine: EngineKind,
+        folder: &Path,
+        limits: Limits,
+        settings: Settings,
+        options: DiskOptions,
+    ) -> Self {
         let cpus = ksf::cpus::allowed().unwrap();
-        let options = DiskOptions { logs: cpus.len() as u16, segment_bytes: 1 << 20, places };
+        let options = DiskOptions { logs: cpus.len() as u16, ..options };
         let disk = Disk::open(folder, options).unwrap();
         let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
         let service = Arc::new(Logged(kv));

@@ -17,7 +17,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::vec;
 
-use super::{Content, Found, FoundBatch, Newest, Place, Places, RecoverError, batch_of};
+use super::{Content, Found, FoundBatch, Newest, Place, Places, RecoverError, batch_of, header_of};
 use crate::format::{BatchHeader, Lsn, Malformed, SegmentHeader, Standing};
 use crate::log::Geometry;
 use crate::threads::try_map_on_threads;
@@ -163,7 +163,7 @@ struct Scan {
     end: Lsn,
     /// What stands there, if it does not.
     broken: Option<Malformed>,
-    /// Where a whole batch lies at the end that is not in the chain.
+    /// Where the header of a batch lies at the end that is not in the chain.
     cut_batch: Option<Lsn>,
     samples: Samples,
 }
@@ -185,7 +185,11 @@ impl Scan {
     /// What stands behind the last batch, at [`Scan::end`].
     fn follow(&mut self, geometry: Geometry, log: u16, number: u64, bytes: &[u8]) -> Result<(), Malformed> {
         loop {
-            let batch = batch_of(geometry, log, number, self.end, bytes)?;
+            let batch = batch_of(geometry, log, number, self.end, bytes).inspect_err(|_| {
+                // What its body lacks may come with the bytes of a later one, which is written here and torn, too.
+                let is_begun = header_of(geometry, log, number, self.end, bytes).is_some();
+                self.cut_batch = is_begun.then_some(self.end);
+            })?;
             let header = batch.header;
             // Until all of it was looked at.
             self.cut_batch = Some(self.end);

@@ -5,7 +5,11 @@ use std::net::{SocketAddr, TcpStream};
 
 use ksf_test::stream;
 
-pub(crate) struct Client(BufReader<TcpStream>);
+pub(crate) struct Client {
+    stream: BufReader<TcpStream>,
+    /// Bytes of the replies that were read.
+    pub(crate) reply_bytes: u64,
+}
 
 /// What a command is on the wire.
 pub(crate) fn command(words: &[&[u8]]) -> Vec<u8> {
@@ -21,26 +25,28 @@ pub(crate) fn command(words: &[&[u8]]) -> Vec<u8> {
 impl Client {
     #[track_caller]
     pub(crate) fn connect(address: SocketAddr) -> Self {
-        Self(BufReader::new(stream::connect(address)))
+        Self { stream: BufReader::new(stream::connect(address)), reply_bytes: 0 }
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.get_mut().write_all(bytes)
+        self.stream.get_mut().write_all(bytes)
     }
 
     /// The next reply in one line: strings as they are, `nil`, and lists in brackets.
     pub(crate) fn read(&mut self) -> io::Result<String> {
         let mut line = String::new();
-        if self.0.read_line(&mut line)? == 0 || !line.ends_with("\r\n") {
+        if self.stream.read_line(&mut line)? == 0 || !line.ends_with("\r\n") {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        self.reply_bytes += line.len() as u64;
         let (kind, rest) = line.trim_end().split_at(1);
         let count = || rest.parse::<usize>().map_err(io::Error::other);
         Ok(match kind {
             "$" | "*" if rest == "-1" => "nil".to_owned(),
             "$" => {
                 let mut body = vec![0; count()? + 2];
-                self.0.read_exact(&mut body)?;
+                self.stream.read_exact(&mut body)?;
+                self.reply_bytes += body.len() as u64;
                 body.truncate(body.len() - 2);
                 String::from_utf8_lossy(&body).into_owned()
             }

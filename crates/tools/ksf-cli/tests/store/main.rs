@@ -4,15 +4,23 @@ mod audit;
 mod backup;
 mod client;
 mod cluster;
+mod history;
+mod journal;
+mod kills;
 mod larger;
 mod load;
+mod machine;
 mod offline;
+mod order;
+mod pmem;
+mod replay;
 #[path = "../support/mod.rs"]
 mod support;
+mod trace;
 
 use std::path::Path;
 
-use ksf_test::{ip, program_or_skip, succeeds};
+use ksf_test::{cpus, ip, on_cpu, program_or_skip, succeeds};
 use rustix::process::Signal;
 
 use client::{Client, command};
@@ -27,6 +35,22 @@ fn start(engine: &str, data: &Path, more: &[&str]) -> Server {
 
 fn connect(server: &Server) -> Client {
     Client::connect(server.address(" tcp "))
+}
+
+/// The first two CPUs, or the only one: so many logs fill up, and depend on each other, on every machine.
+fn two_cpus() -> Vec<usize> {
+    cpus().into_iter().take(2).collect()
+}
+
+/// The same as the option `--cpus` takes them.
+fn list_of_two_cpus() -> String {
+    two_cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Connects on one of these CPUs, the next one for the next number: the shard of that CPU gets the connection.
+fn connect_on(number: usize, server: &Server) -> Client {
+    let (cpus, address) = (two_cpus(), server.address(" tcp "));
+    on_cpu(cpus[number % cpus.len()], || Client::connect(address))
 }
 
 /// Ends it as a crash does.
@@ -64,6 +88,49 @@ fn what_was_acknowledged_survives_kill_9() {
         }
         server.stop();
     }
+}
+
+/// The memory of the machine stays when a process is killed; that it would not stay without power is said.
+#[test]
+fn what_was_acknowledged_in_memory_survives_kill_9() {
+    let Some(folder) = ksf_test::Folder::in_memory_or_skip() else { return };
+    for engine in engines() {
+        let data = folder.path(engine);
+        let on_memory = ["--medium", "pmem-memory"];
+        let server = start(engine, &data, &on_memory);
+        let first = &server.seen()[0];
+        for part in ["durability=always", "medium=pmem-memory", "sfence", "a power cut takes everything", "keys=0"] {
+            assert!(first.contains(part), "no {part} in {first}");
+        }
+        let mut client = connect(&server);
+        for round in 0..300 {
+            let value = "v".repeat(round * 7);
+            client.write(&command(&[b"SET", format!("key {round}").as_bytes(), value.as_bytes()])).unwrap();
+        }
+        (0..300).for_each(|_| assert_eq!(client.read().unwrap(), "+OK"));
+        kill(server);
+        let server = start(engine, &data, &on_memory);
+        assert!(server.seen()[0].contains("keys=300"), "{}", server.seen()[0]);
+        let mut client = connect(&server);
+        for round in 0..300 {
+            client.write(&command(&[b"GET", format!("key {round}").as_bytes()])).unwrap();
+            assert_eq!(client.read().unwrap().len(), round * 7, "{engine}");
+        }
+        server.stop();
+    }
+}
+
+/// It says what is missing, and what to do.
+#[test]
+fn persistent_memory_that_is_none_is_refused() {
+    let Some(folder) = ksf_test::Folder::in_memory_or_skip() else { return };
+    let data = folder.path("store");
+    let output = run(&["store", "--medium", "pmem", "--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(69), "{text}");
+    assert!(["medium pmem", "DAX", "dax=always", "--medium block"].iter().all(|part| text.contains(part)), "{text}");
+    let output = run(&["store", "--medium", "disk", "--data", data.to_str().unwrap()]);
+    assert!(!output.status.success() && stderr(&output).contains("block, pmem, pmem-memory"), "{}", stderr(&output));
 }
 
 #[test]

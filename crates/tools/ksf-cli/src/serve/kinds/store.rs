@@ -15,7 +15,7 @@ use ksf::limits::Limits;
 use ksf::logged::Logged;
 use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
 use ksf_kv::offline::Recovery;
-use ksf_kv::{Durability, Kv, Settings};
+use ksf_kv::{Durability, Kv, Medium, Settings};
 use serde::Deserialize;
 
 use self::slots::{NodeTable, SlotMap};
@@ -65,6 +65,10 @@ pub(crate) struct StoreArgs {
     /// disk), none (at once)
     #[arg(long, value_name = "always|every=MS|none", default_value_t)]
     durability: Durability,
+    /// What the logs are written through: block (any disk), pmem (persistent memory: a DAX file system with MAP_SYNC),
+    /// pmem-memory (the same on tmpfs, for measuring: a power cut takes everything)
+    #[arg(long, value_name = "block|pmem|pmem-memory", default_value_t)]
+    medium: Medium,
     /// File with the password of the clients; without one only this machine is served
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     password_file: Option<PathBuf>,
@@ -89,6 +93,7 @@ impl StoreArgs {
             log_bytes,
             memory_max,
             durability,
+            medium,
             password_file,
             cluster_file,
             cluster_node,
@@ -99,7 +104,7 @@ impl StoreArgs {
             return Err(Failure::new(Status::Usage, "no folder was given").remedy("see ksf store --help"));
         };
         let slots = cluster_file.zip(cluster_node).map(|(file, node)| SlotMap::File { file, node });
-        let store = Store { data, log_bytes, memory_max, durability, password_file, slots };
+        let store = Store { data, log_bytes, memory_max, durability, medium, password_file, slots };
         Ok(Single::new("store", store, server, process))
     }
 }
@@ -115,6 +120,8 @@ struct StoreTable {
     memory_max: Option<Number<MEMORY_BYTES_MIN, MEMORY_BYTES_MAX>>,
     /// When the reply to a write leaves.
     durability: Option<String>,
+    /// What the logs are written through.
+    medium: Option<String>,
     /// File with the password, relative to the file.
     password_file: Option<PathBuf>,
     /// A map of slots.
@@ -132,22 +139,34 @@ pub(crate) struct Store {
     log_bytes: u64,
     memory_max: Option<u64>,
     durability: Durability,
+    medium: Medium,
     password_file: Option<PathBuf>,
     slots: Option<SlotMap>,
 }
 
 impl ServiceKind for Store {
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
-        let StoreTable { data, log_bytes, memory_max, durability, password_file, cluster, cluster_file, cluster_node } =
-            table.take()?;
+        let StoreTable {
+            data,
+            log_bytes,
+            memory_max,
+            durability,
+            medium,
+            password_file,
+            cluster,
+            cluster_file,
+            cluster_node,
+        } = table.take()?;
         let cluster_file = cluster_file.map(|file| table.folder().join(file));
         let slots = SlotMap::of(cluster, cluster_file, cluster_node).map_err(|error| table.mistake(error))?;
         let durability = durability.map_or(Ok(Durability::default()), |text| text.parse());
+        let medium = medium.map_or(Ok(Medium::default()), |text| text.parse());
         Ok(Store {
             data: table.folder().join(data),
             log_bytes: log_bytes.map_or(LOG_BYTES, |number| number.0),
             memory_max: memory_max.map(|number| number.0),
             durability: durability.map_err(|error: String| table.mistake(format!("durability: {error}")))?,
+            medium: medium.map_err(|error: String| table.mistake(format!("medium: {error}")))?,
             password_file: password_file.map(|file| table.folder().join(file)),
             slots,
         })
@@ -176,8 +195,9 @@ impl ServiceKind for Store {
         });
         let settings = Settings { durability: self.durability, password, memory_bytes_max, cluster };
         let started = Instant::now();
-        let disk = Disk::open(&self.data, options(self.log_bytes, launch.shards())).map_err(explain)?;
-        let medium = if disk.direct { "O_DIRECT and RWF_DSYNC" } else { "RWF_DSYNC through the page cache" };
+        let options = DiskOptions { medium: self.medium, ..options(self.log_bytes, launch.shards()) };
+        let disk = Disk::open(&self.data, options).map_err(explain)?;
+        let direct = disk.direct;
         let (logs, log_bytes, threads) = (disk.logs.len(), disk.found_bytes(), disk.threads.get());
         let service = launch.name().to_owned();
         let folder = self.data.clone();
@@ -189,9 +209,10 @@ impl ServiceKind for Store {
             std::process::exit(i32::from(Status::Os as u8));
         });
         let kv = kv.map_err(explain)?;
+        let medium = describe(self.medium, direct, kv.flush_instruction());
         let recovery = Recovery { keys: kv.store().keys(), log_bytes, threads, took: started.elapsed() };
         let line = format!(
-            "{} {}: medium=file ({medium}) durability={} logs={logs} keys={} memory={} of {}{} recovered in {recovery}",
+            "{} {}: medium={medium} durability={} logs={logs} keys={} memory={} of {}{} recovered in {recovery}",
             launch.name(),
             self.data.display(),
             self.durability,
@@ -206,6 +227,17 @@ impl ServiceKind for Store {
     }
 }
 
+/// What a store is written through, and how that becomes durable.
+fn describe(medium: Medium, direct: bool, flush: Option<&str>) -> String {
+    let flush = flush.unwrap_or_default();
+    match medium {
+        Medium::Block if direct => "file (O_DIRECT and RWF_DSYNC)".to_owned(),
+        Medium::Block => "file (RWF_DSYNC through the page cache)".to_owned(),
+        Medium::Pmem => format!("pmem (DAX with MAP_SYNC, {flush} and sfence)"),
+        Medium::PmemMemory => format!("pmem-memory (tmpfs, {flush} and sfence; a power cut takes everything)"),
+    }
+}
+
 /// The limits of a store where nothing is said.
 fn limits() -> Limits {
     Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() }
@@ -217,7 +249,8 @@ fn options(log_bytes: u64, shards: usize) -> DiskOptions {
     let segment_bytes = segment_bytes.next_multiple_of(BLOCK_BYTES as u64);
     // A list of all segments fits into the block that each begins with: 504 of them.
     let places = (log_bytes / segment_bytes).min(500) as u32;
-    DiskOptions { logs: shards.min(usize::from(u16::MAX)) as u16, segment_bytes, places }
+    let logs = shards.min(usize::from(u16::MAX)) as u16;
+    DiskOptions { logs, segment_bytes, places, ..DiskOptions::default() }
 }
 
 fn read_password(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -238,6 +271,9 @@ fn explain(error: DiskError) -> Failure {
     match error {
         DiskError::InUse(_) => {
             Failure::new(Status::Unavailable, what).remedy("stop that process, or choose another folder with --data")
+        }
+        DiskError::Medium { .. } => {
+            Failure::new(Status::Unavailable, what).remedy("use --medium block, which any file system can be")
         }
         DiskError::LateWrites { .. } => Failure::new(Status::Unavailable, what)
             .remedy("start again when that write is done; if it does not end, look at the kernel's log: dmesg"),
