@@ -15,7 +15,7 @@ FISH    := $(DEST)/share/fish/vendor_completions.d
 UNITS   := $(DEST)/lib/systemd/system
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench build install fmt lint
+.PHONY: help demo check test soak bench build install fmt
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,15 +25,17 @@ demo: ## Run every service on every engine of this machine, show one table; kill
 	$(CARGO) build --release --locked -p ksf-cli
 	@$(CARGO) xtask demo
 
-test: ## Run every test
+check: ## Check format and lints, run the tests that start no server
 	@scripts/setup.sh test
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-# All of the workspace each time, and no `cargo xtask`: of a part cargo would build the dependencies again, with the
-# features that this part asks for. The libraries and ksf are what the end-to-end tests and the bench start.
-	$(CARGO) build --workspace --lib --bin ksf --locked
-	$(CARGO) test --workspace --locked
-	@$(TARGET)/debug/xtask bench --smoke
+	@scripts/test.sh check
+
+test: ## Run every test, start every row of the bench for a moment
+	@scripts/setup.sh test
+	@scripts/test.sh test
+
+soak: ## Run every test and the long ones: all seeds, all mutants, all machines (hours)
+	@scripts/setup.sh test
+	@scripts/test.sh soak
 
 bench: ## Measure against the peers, write a report to bench/results
 	@scripts/setup.sh bench
@@ -68,7 +70,3 @@ install: build ## Install into PREFIX (/usr/local)
 
 fmt: ## Format the Rust code
 	$(CARGO) fmt --all
-
-lint: ## Check format and clippy
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Gets a Debian 12 machine ready: packages of scripts/packages.txt, the Rust toolchain of
-# rust-toolchain.toml, the crates of Cargo.lock, the clients that the store is tested with, fsx for the
+# rust-toolchain.toml, the crates of Cargo.lock, the runner of the tests, the clients that the store is tested with, fsx for the
 # NFS server, and the kernel of the VM lab. After it nothing that the target does needs the network.
 # Installs only what is missing, so a second run is quick, needs no network and no root. Usage: scripts/setup.sh [demo|test|bench|lab]
 set -eu
@@ -235,6 +235,25 @@ fetch_fsx() {
     say "$why; their test will be skipped"
 }
 
+# The runner of the tests: the program lies in a package of Python.
+fetch_runner() {
+    [ "$target" = test ] || return 0
+    tools=${CARGO_TARGET_DIR:-$root/target}/tools
+    wanted=$(cat "$root/scripts/nextest.txt")
+    [ "$(cat "$tools/installed" 2>/dev/null)" != "$wanted" ] || return 0
+    say "the runner of the tests, into $tools"
+    rm -rf "$tools"
+    mkdir -p "$(dirname "$tools")"
+    if attempt python3 -m venv "$tools" &&
+        attempt timeout 300 "$tools/bin/python3" -m pip install --disable-pip-version-check \
+            --only-binary :all: --require-hashes --requirement "$root/scripts/nextest.txt"; then
+        echo "$wanted" >"$tools/installed"
+        return 0
+    fi
+    say "no runner of the tests ($(last_words)); cargo test runs them, more slowly"
+    rm -rf "$tools"
+}
+
 install_redis_py() {
     python3 -m venv "$into/venv" &&
         timeout 300 "$into/venv/bin/python3" -m pip install --disable-pip-version-check \
@@ -273,6 +292,7 @@ groups_wanted=$(groups) # aborts here on a wrong target
 install_packages
 install_toolchain
 fetch_crates
+fetch_runner
 fetch_clients
 fetch_kernel
 if ! is_root; then

@@ -1,17 +1,15 @@
 //! libksf as a C program meets it: compiled, linked and run.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ksf_lab::{Lab, turn};
-use ksf_test::{Running, own_network, repository, run};
+use ksf_test::{Running, folder, own_network, repository, run};
 
-/// The directory with the shared library, made of the archive that cargo built for these tests.
-fn library() -> &'static Path {
-    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
-    DIRECTORY.get_or_init(|| {
+thread_local! {
+    /// The directory with the shared library, made of the archive that cargo built for these tests. Each test has its own:
+    /// tests run in processes that start in any order.
+    static LIBRARY: PathBuf = {
         let built = std::env::current_exe().unwrap();
         let archives = built.parent().unwrap().read_dir().unwrap().filter_map(|entry| {
             let entry = entry.unwrap();
@@ -20,37 +18,35 @@ fn library() -> &'static Path {
             is_ours.then(|| (entry.metadata().unwrap().modified().unwrap(), entry.path()))
         });
         let (_, archive) = archives.max().expect("cargo has built the archive");
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libksf");
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = folder();
         run(Command::new("sh").arg(repository().join("scripts/link-libksf.sh")).arg(archive).arg(&directory));
         directory
-    })
+    };
 }
 
-/// A program of a C file, compiled once: what runs cannot be written.
+fn library() -> PathBuf {
+    LIBRARY.with(PathBuf::clone)
+}
+
+/// The program of a C file, compiled.
 fn compile(source: &str) -> PathBuf {
-    static COMPILED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let source = repository().join(source);
-    let program = library().join(source.file_stem().unwrap());
-    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
-    if compiled.contains(&program) {
-        return program;
-    }
+    let library = library();
+    let program = library.join(source.file_stem().unwrap());
     let flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread"];
     run(Command::new("cc").args(flags).arg("-I").arg(repository().join("crates/mux/libksf/include")).arg(source).args(
         [
             "-o".as_ref(),
             program.as_os_str(),
             "-L".as_ref(),
-            library().as_os_str(),
+            library.as_os_str(),
             "-lksf".as_ref(),
-            // For whoever asks the loader what the program needs.
+            // The loader, and programs that ask it what this one needs, find the library.
             "-Wl,-rpath".as_ref(),
             "-Xlinker".as_ref(),
-            library().as_os_str(),
+            library.as_os_str(),
         ],
     ));
-    compiled.insert(program.clone());
     program
 }
 

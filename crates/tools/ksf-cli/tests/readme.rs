@@ -20,7 +20,7 @@ use support::{Folder, PATIENCE, Running, Server, built_folder, private_network_a
 /// Commands of the documents that are not typed: what `make -n` must say that they do, and why they are not.
 const NOT_RUN: [(&str, &str, &str); 2] = [
     ("make demo", "xtask demo", "needs a release build; xtask's tests/demo.rs runs the rest of it"),
-    ("make test", "test --workspace", "runs this test"),
+    ("make test", "scripts/test.sh test", "runs this test"),
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.

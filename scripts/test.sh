@@ -1,0 +1,69 @@
+#!/bin/sh
+# What `make check`, `make test` and `make soak` run. Prints how long each part took. Usage: scripts/test.sh check|test|soak [FILTER...]
+# FILTER goes to the runner: `-E 'package(ksf)'`, or a part of the name of a test.
+set -eu
+
+cd "$(dirname "$0")/.."
+kind=$1
+shift
+target=${CARGO_TARGET_DIR:-target}
+cargo=scripts/cargo
+times=$(mktemp)
+# A test that does not run on this machine writes its reason here: the runner hides the output of a test that passes.
+KSF_TEST_SKIPPED=$(mktemp)
+export KSF_TEST_SKIPPED
+trap 'rm -f "$times" "$KSF_TEST_SKIPPED"' EXIT
+
+part() {
+    name=$1
+    shift
+    begun=$(date +%s)
+    result=0
+    "$@" || result=$?
+    printf '%6d s  %s\n' $(($(date +%s) - begun)) "$name" >>"$times"
+    [ "$result" -eq 0 ] || failed=${failed:+$failed, }$name
+    return "$result"
+}
+
+finish() {
+    if [ -s "$KSF_TEST_SKIPPED" ]; then
+        echo "Not run on this machine:"
+        sort "$KSF_TEST_SKIPPED" | uniq -c
+    fi
+    echo "Time:"
+    cat "$times"
+    [ -z "$failed" ] || echo "FAILED: $failed"
+    [ -z "$failed" ]
+    exit
+}
+
+# One process for each test. Where the runner could not be installed, the tests of an executable share one.
+run_tests() {
+    if [ -x "$target/tools/bin/cargo-nextest" ]; then
+        PATH=$target/tools/bin:$PATH $cargo nextest run --workspace --locked --cargo-quiet --profile "$kind" "$@"
+    else
+        $cargo test --workspace --locked --no-fail-fast "$@"
+    fi
+}
+
+failed=
+part format $cargo fmt --all --check || finish
+part clippy $cargo clippy --workspace --all-targets --locked --quiet -- -D warnings || finish
+if [ "$kind" = check ]; then
+    part "build of tests" $cargo test --workspace --lib --bins --no-run --locked --quiet || finish
+    part tests run_tests --lib --bins "$@" || true
+    finish
+fi
+# Of the whole workspace each time: of a part, cargo would build the dependencies again, with the features that this part asks for.
+# The end-to-end tests and the bench start these programs and libraries.
+part "build of what tests start" $cargo build --workspace --lib --bin ksf --locked --quiet || finish
+part "build of tests" $cargo test --workspace --no-run --locked --quiet || finish
+if [ "$kind" = soak ]; then
+    # The tests that are ignored are long, or parts of others and then without effect.
+    part tests run_tests --run-ignored all "$@" || true
+    finish
+fi
+part tests run_tests "$@" || true
+part "tests of documents" $cargo test --workspace --doc --locked --quiet || true
+part "bench, every row for a moment" "$target/debug/xtask" bench --smoke || true
+finish
