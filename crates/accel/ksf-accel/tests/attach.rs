@@ -1,14 +1,12 @@
 //! Programs that run already are steered from outside: processes with a listener each on one address.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::process::Stdio;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::attach::Attached;
 use ksf_accel::{AccelError, status};
 use rustix::event::epoll;
@@ -18,7 +16,7 @@ const ADDRESS: &str = "127.0.0.1:8100";
 /// A process that says its id to everybody it accepts. `shared`: the listener; else it makes its own of a reuseport
 /// group.
 fn start_server(shared: Option<&std::net::TcpListener>) -> Running {
-    let mut command = Helper::command("helper_serves");
+    let mut command = Helper::command("attach::helper_serves");
     if let Some(shared) = shared {
         command.env("SHARED", "1").stdin(std::os::fd::OwnedFd::from(shared.try_clone().unwrap()));
     }
@@ -109,7 +107,8 @@ fn helper_parent() {
 #[test]
 fn processes_come_and_go_without_a_loss() {
     let Some([a, _]) = network_on_two_cpus() else { return };
-    let mut parent = Helper::command("helper_parent").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut parent =
+        Helper::command("attach::helper_parent").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let options = options();
     let folder = options.status_folder.clone().unwrap();
     // The children are found without being named, whenever they come.

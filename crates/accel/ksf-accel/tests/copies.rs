@@ -1,13 +1,11 @@
 //! Copies of a static program share a port, and each gets the connections of its CPU.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::copies::Copies;
 use ksf_accel::{AccelError, status};
 

@@ -1,13 +1,11 @@
 //! Messages that no library would send: the holder neither ends nor keeps what it is sent.
 
-mod common;
-
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::Started;
 use ksf_accel_proto::message::{Answer, NO_WORKER, REQUEST_BYTES, Refusal, Request};
 use ksf_accel_proto::state::{VERSION, WORKERS_MAX};

@@ -1,13 +1,11 @@
 //! Every level of the ladder, forced, with and without privileges; and the options that queues take over.
 
-mod common;
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::Ordering::SeqCst;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::{Holder, Level};
 use ksf_accel_proto::message::Refusal;
 
@@ -79,7 +77,7 @@ fn each_level_is_local_and_falls_back() {
 #[test]
 fn without_privileges_the_ladder_goes_down_and_says_why() {
     let Some(()) = own_network() else { return };
-    as_nobody("helper_without_privileges", None);
+    as_nobody("ladder::helper_without_privileges", None);
 }
 
 #[test]
@@ -279,7 +277,7 @@ fn a_sibling_that_cannot_bind_is_told_in_words() {
     let Some(()) = own_network() else { return };
     // The unprivileged holder's siblings of a listener of root: another owner, so no member of its group.
     let own = listener("127.0.0.1:8000");
-    as_nobody("helper_joins_a_foreign_listener", Some(&own));
+    as_nobody("ladder::helper_joins_a_foreign_listener", Some(&own));
 }
 
 #[test]

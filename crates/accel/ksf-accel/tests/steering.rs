@@ -1,12 +1,10 @@
 //! Level 1: where do connections go? Real sockets, workers played by the test.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::{Level, status};
 use ksf_accel_proto::message::{NO_WORKER, Refusal, Request};
 

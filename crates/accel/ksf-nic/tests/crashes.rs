@@ -1,10 +1,8 @@
 //! Plan, apply and roll back give the identical machine, whatever it is like and wherever it is killed.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{IFACE, Model, World, queue_file, wish};
+use crate::common::{IFACE, Model, World, queue_file, wish};
 use ksf_nic::{Finding, Group, Intent, NicError};
 use proptest::prelude::*;
 

@@ -1,10 +1,8 @@
 //! What is planned, and what happens when the machine is not as expected. On a machine in memory.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{IFACE, Model, World, queue_file, wish};
+use crate::common::{IFACE, Model, World, queue_file, wish};
 use ksf_nic::{
     CpuSet, Finding, Group, Identity, Intent, Lack, NicError, NicReport, Plan, PlannedAction, Record, SavedSetting,
     Setting,

@@ -1,10 +1,8 @@
 //! `accept()` under the library is `accept()`: what it returns, when it waits, what ends its waiting.
 
-mod common;
-
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 
 /// A sleep that a waiting call must survive: it makes a failure likely, not a success.
 const WHILE: Duration = Duration::from_millis(100);

@@ -1,20 +1,18 @@
 //! The holder as `ksf accel run` starts it, in a process of its own: killed, stopped, and ended by the program's end.
 
-mod common;
-
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::*;
+use crate::common::*;
 use ksf_accel::status::{self, Status};
 use ksf_accel::{AccelOptions, run};
 use rustix::process::Signal;
 
 /// `ksf accel run -- PROGRAM`, with a holder whose status is in the folder.
 fn accel_run(program: &Path, folder: &Path) -> Command {
-    let mut command = Helper::command("helper_run");
+    let mut command = Helper::command("deaths::helper_run");
     command.env("PROGRAM", program).env("FOLDER", folder).env("LIBRARY", library());
     command
 }
@@ -28,7 +26,8 @@ fn helper_run() {
     let variable = |name| std::env::var_os(name).unwrap();
     let mut options = AccelOptions::default();
     options.status_folder = Some(variable("FOLDER").into());
-    let prepared = run::prepare(&options, Helper::command("helper_holder"), variable("LIBRARY").as_ref()).unwrap();
+    let prepared =
+        run::prepare(&options, Helper::command("deaths::helper_holder"), variable("LIBRARY").as_ref()).unwrap();
     let arguments = std::env::var("ARGUMENTS").unwrap_or_default();
     let mut command = Command::new(variable("PROGRAM"));
     panic!("{}", command.args(arguments.split_whitespace()).envs(prepared.environment).exec());

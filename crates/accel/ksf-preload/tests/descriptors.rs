@@ -1,8 +1,6 @@
 //! Descriptor numbers: what the program does with its own, and what it does, unknowing, to the library's.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 
 /// Where the library keeps its own.
 const HIGH: i64 = 4096;

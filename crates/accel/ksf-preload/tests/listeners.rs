@@ -1,8 +1,6 @@
 //! The program's listeners: closed, shut down, opened again, with connections in their queues.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use ksf_accel::Level;
 
 #[test]

@@ -1,11 +1,9 @@
 //! Source ports of connections that the program opens: of the CPU that opens them, where it is asked for.
 
-mod common;
-
 use std::net::TcpListener;
 use std::process::Command;
 
-use common::*;
+use crate::common::*;
 use ksf_accel_proto::{CpuMask, Layout, PortRange};
 
 /// An address of this network that is no loopback address, and a listener there.

@@ -1,12 +1,10 @@
 //! Processes: how they are made, what they become, and what they inherit.
 
-mod common;
-
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
 
 fn is_served(actors: &mut Actors, actor: u32, (listener, port, epoll): (i64, u16, i64)) {
     actors.serves_soon(actor, port, epoll, listener);

@@ -1,12 +1,10 @@
 //! Programs of Debian under the library, unchanged: connections are counted, and none is lost.
 
-mod common;
-
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
 use ksf_accel::Started;
 use rustix::process::Signal;
 

@@ -1,11 +1,9 @@
 //! Servers of many styles under the library: clients are counted, and none is lost.
 
-mod common;
-
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use common::*;
+use crate::common::*;
 use ksf_accel::Level;
 use rustix::process::Signal;
 

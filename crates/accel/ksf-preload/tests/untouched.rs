@@ -1,12 +1,10 @@
 //! What the library leaves alone: the data path, and, while it is off, everything.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSymbol};
 use rustix::process::Signal;

@@ -1,8 +1,6 @@
 //! Workers: epoll instances that watch a listener, in processes and threads, each with a queue of its own.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use rustix::process::Signal;
 
 const ONCE: i32 = libc::EPOLLIN | libc::EPOLLONESHOT;

@@ -1,15 +1,13 @@
 //! What a shard owes to a kernel half, for each rule of `ksf::assist`: with a half made here, that answers nothing and
 //! does what a test tells it, at moments that a real one meets once in a million.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use common::Recorder;
-use common::net::*;
+use crate::common::Recorder;
+use crate::common::net::*;
 use ksf::assist::{Assist, AssistConn};
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};

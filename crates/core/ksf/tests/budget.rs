@@ -1,10 +1,8 @@
 //! What a peer can make a connection hold: requests in work, replies held back, replies queued.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::{Bench, KEY, bytes_of, env, in_slot};
+use crate::common::{Bench, KEY, bytes_of, env, in_slot};
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
 use ksf::env::Env;

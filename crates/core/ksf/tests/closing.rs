@@ -1,12 +1,10 @@
 //! Connections that their service ends from another thread.
 
-mod common;
-
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};

@@ -1,10 +1,9 @@
 //! One connection, driven by hand: what it promises beyond its framing.
 
-mod common;
-
+use crate::common;
 use std::sync::Arc;
 
-use common::{Bench, KEY, env, in_slot};
+use crate::common::{Bench, KEY, env, in_slot};
 use ksf::connection::Connection;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, Time};

@@ -1,13 +1,11 @@
 //! What comes in goes out: every size, in any pieces, over every kind of socket, on every engine.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::Server;
 use ksf::limits::Limits;
 

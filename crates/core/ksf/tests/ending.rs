@@ -1,15 +1,13 @@
 //! How connections end on the wire: the last reply leaves together with the end of the stream, and is not lost where the
 //! peer has said more than it may.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use common::Recorder;
-use common::net::*;
+use crate::common::Recorder;
+use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::{Message, Order, Peer, Refused, Reply, Service};

@@ -1,13 +1,11 @@
 //! Answers that are given later than the calls which the other end of an exchange, or a refusal, brought about: they are
 //! counted and delivered as those of messages are.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};

@@ -1,15 +1,13 @@
 //! A log on files whose replies wait for its writes, on both engines.
 
-mod common;
-
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::files::{create, pipe, read_line, start};
-use common::net::*;
+use crate::common::files::{create, pipe, read_line, start};
+use crate::common::net::*;
 use ksf::files::{File, FileDone, FileOp, Files};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};

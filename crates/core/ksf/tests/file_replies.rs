@@ -1,16 +1,14 @@
 //! Replies with a range of a file in them: their bytes and their order, peers that are slow, files that are too short.
 
-mod common;
-
 use std::any::Any;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use common::files::pipe;
-use common::net::*;
-use common::{KEY, env, in_slot};
+use crate::common::files::pipe;
+use crate::common::net::*;
+use crate::common::{KEY, env, in_slot};
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;

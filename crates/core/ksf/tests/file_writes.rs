@@ -1,13 +1,11 @@
 //! Messages that are written to a file from where they lie, on both engines.
 
-mod common;
-
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::files::{File, FileData, FileDone, FileOp, Files};
 use ksf::framing::{Framing, LengthPrefix};

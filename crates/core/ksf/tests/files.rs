@@ -1,8 +1,6 @@
 //! Operations on files, on both engines: reads and writes of all kinds, what the kernel says when a medium is full or fails,
 //! and the end of a server with operations under way.
 
-mod common;
-
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::io::Write;
@@ -11,8 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::files::{create, pipe, read_line, start};
-use common::net::*;
+use crate::common::files::{create, pipe, read_line, start};
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileDone, FileError, FileOp, FileOutcome, Files};

@@ -1,9 +1,8 @@
 //! Any split of a stream gives what the whole stream gives, for every framing; garbage ends in a reason, not in a
 //! panic; every limit holds.
 
-mod common;
-
-use common::{bytes_of, env, feed, in_slot};
+use crate::common;
+use crate::common::{bytes_of, env, feed, in_slot};
 use ksf::connection::Connection;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::Limits;

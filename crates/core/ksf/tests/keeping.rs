@@ -1,15 +1,13 @@
 //! Messages that a service keeps where they landed, while there is room: copies beyond that, and never a shard that
 //! waits for them. Of those in short slots tests/short_slots.rs tells.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use common::keeper::Keeper;
-use common::net::*;
+use crate::common::keeper::Keeper;
+use crate::common::net::*;
 use ksf::Server;
 use ksf::engine::EngineKind;
 use ksf::pool::Chunk;

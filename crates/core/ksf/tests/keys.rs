@@ -1,13 +1,11 @@
 //! What a message's key names, and what it does not.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::service::ConnKey;
 use ksf::{Message, Peer, Refused, Reply, Server, Service};

@@ -1,13 +1,11 @@
 //! Large messages are received straight into the buffer that has their size: copies are counted, not believed, and
 //! whatever the splits, the ends and the memory, the same bytes give the same messages.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;

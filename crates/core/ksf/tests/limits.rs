@@ -1,13 +1,11 @@
 //! What the administrator set holds, also while it changes, and also when the process has no descriptor left.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
-use common::Recorder;
-use common::net::*;
+use crate::common::Recorder;
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, ServerLimits};
@@ -343,7 +341,8 @@ fn the_maximum_is_the_servers_not_the_shards() {
 fn without_descriptors_peers_are_refused_and_service_goes_on() {
     own_network();
     for engine in engines() {
-        let mut helper = Helper::start("helper_with_few_descriptors", &[("KSF_TEST_ENGINE", engine.name().into())]);
+        let mut helper =
+            Helper::start("limits::helper_with_few_descriptors", &[("KSF_TEST_ENGINE", engine.name().into())]);
         let at = helper.hear().parse().unwrap();
         let mut served = Vec::new();
         let mut refused = 0;

@@ -1,13 +1,11 @@
 //! Services with state per shard: turn ends, replies behind gates, messages that go on on their connection.
 
-mod common;
-
 use std::any::Any;
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex, mpsc};
 
-use common::net::*;
-use common::{KEY, bytes_of, env, in_slot};
+use crate::common::net::*;
+use crate::common::{KEY, bytes_of, env, in_slot};
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};

@@ -1,10 +1,8 @@
 //! More arrives at once than there is memory for: everybody is slowed down, and only a peer that does nothing is closed.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Recorder, bytes_of, env, in_slot};
+use crate::common::{Recorder, bytes_of, env, in_slot};
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};

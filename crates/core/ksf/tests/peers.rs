@@ -1,14 +1,12 @@
 //! Peers that misbehave: each gets what it deserves and a counter, and nobody else notices.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Recorder;
-use common::net::*;
+use crate::common::Recorder;
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::Limits;

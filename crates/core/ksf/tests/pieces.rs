@@ -1,13 +1,11 @@
 //! Replies of several pieces: slots, buffers, ranges of files and the bytes between them leave as one message.
 
-mod common;
-
 use std::any::Any;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileRange, NoFileReplies};

@@ -1,12 +1,10 @@
 //! Shards stay where the administrator put them, and connections go to the shard of the CPU they arrive on.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::UdpSocket;
 use std::sync::Arc;
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::cpus::{allowed, pin_to};
 use ksf::framing::Framing;
 use ksf::limits::Limits;

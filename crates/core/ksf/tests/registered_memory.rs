@@ -1,14 +1,12 @@
 //! A server that reads a file with O_DIRECT into memory that is registered with the ring, and that stops while it does.
 
-mod common;
-
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::files::{create, start};
-use common::net::*;
+use crate::common::files::{create, start};
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileDone, FileError, FileOp, Files};
 use ksf::framing::{Framing, LengthPrefix};

@@ -1,14 +1,12 @@
 //! Short messages that a service keeps: each occupies a short slot, whose name is found again after a restart.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::UdpSocket;
 use std::sync::Arc;
 
-use common::keeper::Keeper;
-use common::net::*;
+use crate::common::keeper::Keeper;
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::pool::{Chunk, Memory, PoolSpec, SHORT_ID, SlotName};

@@ -1,14 +1,12 @@
 //! A server starts whole or not at all, and says why.
 
-mod common;
-
 use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::assist::{Assist, AssistConn};
 use ksf::engine::EngineKind;
 use ksf::framing::Framing;

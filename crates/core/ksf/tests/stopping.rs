@@ -1,16 +1,14 @@
 //! Stopping under load: gently, nothing that was read stays without answer and nobody is reset; at once, everything
 //! ends.
 
-mod common;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
-use common::Recorder;
-use common::net::*;
+use crate::common::Recorder;
+use crate::common::net::*;
 use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};

@@ -1,11 +1,9 @@
 //! Work on the thread pool: answers from other threads, panics, a full queue.
 
-mod common;
-
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex};
 
-use common::net::*;
+use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::tasks::TaskOptions;

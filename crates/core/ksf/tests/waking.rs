@@ -1,12 +1,10 @@
 //! A service that asks to be called at a time is called then, though nothing happens, on both engines.
 
-mod common;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::files::start;
-use common::net::*;
+use crate::common::files::start;
+use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, Time};
 use ksf::service::{Message, Peer, Refused};

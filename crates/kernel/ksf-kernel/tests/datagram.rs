@@ -1,12 +1,10 @@
 //! UDP through XDP on real devices: lo (generic) and a veth pair (native), each in network namespaces of the test.
 
-mod common;
-
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use ksf_kernel::{Builtin, KernelError, KernelService, XdpMode};
 
 /// Not a port of the kernel's choice, which is a served one now and then: XDP passes what comes from there. Never the

@@ -1,8 +1,6 @@
 //! XDP frame by frame, without a network: what is answered, what passes untouched, and every checksum.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use ksf_kernel::{Builtin, KernelService, XdpLink};
 
 const XDP_PASS: u32 = 2;

@@ -1,13 +1,11 @@
 //! What becomes of a hop whose socket fails for good. In a process of its own: the test finds the sockets of hops among
 //! its descriptors.
 
-mod common;
-
 use std::io::{ErrorKind, Read};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ksf::Server;
 use ksf_kernel::Builtin;
 use ksf_services::rpc;

@@ -1,15 +1,12 @@
 //! Idle connections under the kernel half. A program of its own, because its clock would suffer from the loads of
 //! `server.rs`: kernel workers serve all connections of a CPU one after the other.
 
-mod common;
-mod rig;
-
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use common::*;
+use crate::common::*;
+use crate::rig::*;
 use ksf::limits::Limits;
-use rig::*;
 
 /// What the kernel answers is activity of which user space sees nothing.
 #[test]

@@ -1,12 +1,10 @@
 //! Services a user compiles against the SDK: the example, each framing, replies longer than their requests, and the
 //! ways in which an object can be wrong.
 
-mod common;
-
 use std::path::Path;
 
-use common::object::compile;
-use common::*;
+use crate::common::object::compile;
+use crate::common::*;
 use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource, Verdict};
 
 fn load_file(object: &Path) -> Result<KernelService, KernelError> {

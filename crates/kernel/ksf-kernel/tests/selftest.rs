@@ -1,9 +1,7 @@
 //! The self-test must find out programs that do not do what they should: whatever breaks them on another kernel, this
 //! is how it would show.
 
-mod common;
-
-use common::{object, root_or_skip};
+use crate::common::{object, root_or_skip};
 use ksf_kernel::{Builtin, KernelError, ObjectSource, self_test_of};
 
 /// An object of the build's headers, with a rule taken out (`KSF_MUTANT_*` in `bpf/`) if flags say so.

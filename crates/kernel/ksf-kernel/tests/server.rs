@@ -1,8 +1,5 @@
 //! The shipped combination: a server of the framework, on each base engine, behind the kernel half.
 
-mod common;
-mod rig;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
@@ -10,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
+use crate::rig::*;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kernel::ObjectSource;
-use rig::*;
 
 const ECHO_BYTES_MAX: usize = 70_000;
 /// Connections that share the sizes.
@@ -184,7 +181,7 @@ fn a_server_killed_under_load_leaves_nothing() {
     on_each(|spoken, engine| {
         for _ in 0..3 {
             let plan = format!("{engine} {}", spoken.name());
-            let mut server = Helper::start("killed_server", &[(PLAN, plan)]);
+            let mut server = Helper::start("server::killed_server", &[(PLAN, plan)]);
             let line = server.hear();
             let [address, programs, maps] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
             let ids = |list: &str| list.split(',').map(|id| id.parse().unwrap()).collect();

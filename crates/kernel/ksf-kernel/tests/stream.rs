@@ -1,11 +1,9 @@
 //! TCP through both halves, on real sockets of the loopback device.
 
-mod common;
-
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
 
-use common::*;
+use crate::common::*;
 use ksf::assist::Assist;
 use ksf_kernel::{Builtin, KernelService};
 use ksf_test::stream::ask;
@@ -324,7 +322,7 @@ fn program_exists(id: u32) -> bool {
 #[test]
 fn a_killed_server_leaves_nothing_behind() {
     let Some(()) = own_network_or_skip("eBPF") else { return };
-    let mut server = Helper::start("killed_child", &[]);
+    let mut server = Helper::start("stream::killed_child", &[]);
     let line = server.hear();
     let mut words = line.split(' ');
     let port: u16 = words.next().unwrap().parse().unwrap();

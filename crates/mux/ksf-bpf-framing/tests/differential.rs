@@ -1,13 +1,11 @@
 //! Random programs that the verifier accepts give the same result here and in the kernel.
 
-mod common;
-
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
+use crate::common::asm::{call, exit, load_bytes, mov, mov_reg, mov64, op};
 use ksf_bpf_framing::{FramingOptions, FramingProgram, FramingVerdict, RunError};
 use ksf_test::{Random, skip};
 

@@ -1,8 +1,7 @@
 //! The kernel as the judge: it takes the same objects, and its interpreter or JIT gives the same results.
 
-mod common;
-
-use common::{THRIFT, compile};
+use crate::common;
+use crate::common::{THRIFT, compile};
 use ksf_bpf_framing::{BuiltinFraming, FramingOptions, FramingProgram, FramingVerdict, VerifyError};
 use ksf_test::{Random, skip};
 

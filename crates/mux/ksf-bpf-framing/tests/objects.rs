@@ -1,8 +1,6 @@
 //! Object files: what clang writes is linked and run, and no damage does more than an error.
 
-mod common;
-
-use common::{THRIFT, compile};
+use crate::common::{THRIFT, compile};
 use ksf_bpf_framing::{Fault, FramingLoadError, FramingOptions, FramingProgram, FramingVerdict, RunError};
 use ksf_test::Random;
 

@@ -3,8 +3,6 @@
 //! AF_KCM itself is rarely there; a sockmap with a stream parser calls a framing program in the same way. Messages that
 //! arrive in one segment must be cut apart, which a program that reads at 0 gets wrong without any error.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::io::{self, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::compile;
+use crate::common::compile;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder, ProgramAttachType, ProgramType};
 
 /// A byte that counts the whole message, itself included, and a verdict that adds up what it is shown.

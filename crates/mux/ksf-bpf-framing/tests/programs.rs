@@ -1,8 +1,6 @@
 //! Programs of a few instructions: what each may do, and that each crime has its own error.
 
-mod common;
-
-use common::asm::{add, call, exit, load_bytes, mov, mov_reg, mov64, op};
+use crate::common::asm::{add, call, exit, load_bytes, mov, mov_reg, mov64, op};
 use ksf_bpf_framing::{Access, Fault, FramingLoadError, FramingOptions, FramingProgram, FramingVerdict, RunError};
 
 fn program(instructions: &[Vec<u8>]) -> Result<FramingProgram, FramingLoadError> {

@@ -1,7 +1,5 @@
 //! The native framings and their eBPF twins give the same length, however the stream is cut.
 
-mod common;
-
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Frame, Framing, LengthPrefix};
 use ksf_bpf_framing::{BuiltinFraming, FramingOptions, FramingProgram, FramingVerdict};

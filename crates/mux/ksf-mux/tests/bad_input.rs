@@ -1,7 +1,5 @@
 //! What peers, framing programs and callers do wrong, and what each gets for it.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, frame, own_network};
+use crate::common::{PATIENCE, frame, own_network};
 use ksf::error::FramingError;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::MESSAGE_BYTES_MAX;

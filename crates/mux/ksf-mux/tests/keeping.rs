@@ -1,13 +1,11 @@
 //! Short messages that workers keep: each occupies a short slot.
 
-mod common;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
-use common::{PATIENCE, Running, frame, own_network, read_frame};
+use crate::common::{PATIENCE, Running, frame, own_network, read_frame};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::pool::{Chunk, SHORT_ID};

@@ -1,7 +1,5 @@
 //! Connections on one side, workers on the other, on real sockets.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -9,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, frame, read_frame, wait_until};
+use crate::common::{PATIENCE, frame, read_frame, wait_until};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf_mux::backend::Multiplexor as _;
 use ksf_mux::{ConnectionError, Event, Mux, MuxOptions, RecvError, SendError, SendOptions};

@@ -1,13 +1,11 @@
 //! Memory for messages in part is short: peers are slowed down, and only those that do not go on are closed.
 
-mod common;
-
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use common::{PATIENCE, frame, wait_until};
+use crate::common::{PATIENCE, frame, wait_until};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf_mux::{ConnectionError, Event, MessageSocket, Mux, MuxOptions, RecvError};
 

@@ -1,14 +1,14 @@
 //! Services of the framework on workers: accepted by shards, answered through the multiplexor.
 
-mod common;
-
 use std::io::Write;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use common::{Asks, LONG_BYTES, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until};
+use crate::common::{
+    Asks, LONG_BYTES, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
+};
 use ksf::Order;
 use ksf::adopt::OnShardsOnly;
 use ksf::framing::{Framing, LengthPrefix};

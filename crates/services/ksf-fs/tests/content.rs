@@ -1,11 +1,9 @@
 //! Reading, writing and committing.
 
-mod common;
-
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{Credential, ErrorKind, ExportOptions, FILE_SIZE_MAX, FsOptions, Lane, SetAttr, Squash, Stable};
 
 #[test]

@@ -1,10 +1,8 @@
 //! Exports and their handles: mistakes, restarts, renames, forgeries.
 
-mod common;
-
 use std::fs;
 
-use common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
 use ksf_test::{root_or_skip, skip};
 

@@ -1,11 +1,9 @@
 //! Calls run as their callers, and the kernel decides.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{
     Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, SetAttr, SetTime, Squash, Stable, Time,
 };

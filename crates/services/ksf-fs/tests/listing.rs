@@ -1,11 +1,9 @@
 //! Listing folders: every entry once, in pieces of any size.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{Cursor, Detail, ErrorKind, FileType, Found, Handle, Lane};
 
 /// All entries, asked for in pieces; `piece` says how many each has.

@@ -1,14 +1,12 @@
 //! Random calls, and the same on a plain folder: results and trees are alike.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use common::{Served, on_lane, root};
+use crate::common::{Served, on_lane, root};
 use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, SetAttr, Stable};
 use proptest::prelude::*;
 use rustix::io::Errno;

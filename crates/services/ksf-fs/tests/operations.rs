@@ -1,12 +1,10 @@
 //! Each operation with its errors and its weak cache data.
 
-mod common;
-
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{Access, CreateHow, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time};
 
 const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };

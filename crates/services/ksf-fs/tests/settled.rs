@@ -1,9 +1,7 @@
 //! Which calls bring names and attributes to the medium before they are answered. That what was brought there outlives a crash of
 //! the machine is shown by `ksf-cli tests/mounted/power.rs`.
 
-mod common;
-
-use common::{Served, on_lane, root};
+use crate::common::{Served, on_lane, root};
 use ksf_fs::{CreateHow, ExportOptions, Lane, Node, SetAttr, SetTime, Squash, Stable, Time};
 
 const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };

@@ -1,7 +1,5 @@
 //! Backups of a server that goes on: what is in them, and what they cost those that write meanwhile.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
@@ -9,7 +7,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Client, Serving, counter, engines};
+use crate::common::{Client, Serving, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::ask::{AskError, Asker};

@@ -1,11 +1,9 @@
 //! Clients that people use, on a server of each engine: curl, wrk, redis-cli and redis-benchmark.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{Serving, engines};
+use crate::common::{Serving, engines};
 use ksf::engine::EngineKind;
 use ksf_test::{own_network, program_or_skip};
 

@@ -1,12 +1,10 @@
 //! A map of slots: what is answered with one, compared with Redis in a cluster, and that each node refuses what is not its own.
 
-mod common;
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Client, Serving};
+use crate::common::{Client, Serving};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;

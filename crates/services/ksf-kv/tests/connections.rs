@@ -1,11 +1,9 @@
 //! What concerns connections, and what clients ask at connect: `CLIENT`, `COMMAND`, `HELLO`, compared with Redis.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use common::{Client, Redis, Serving, engines};
+use crate::common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
 use ksf_test::{own_network, stream, wait_until};
 

@@ -1,8 +1,6 @@
 //! What the server answers, compared with Redis.
 
-mod common;
-
-use common::{Redis, Serving, engines};
+use crate::common::{Redis, Serving, engines};
 use ksf::engine::EngineKind;
 use ksf_test::own_network;
 

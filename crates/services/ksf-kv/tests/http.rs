@@ -1,11 +1,9 @@
 //! HTTP/1.1 on the port of RESP, on real sockets and on both engines.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use common::{Serving, engines};
+use crate::common::{Serving, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;

@@ -1,10 +1,8 @@
 //! Keys as such: walks through them in steps, other names for them, and the commands on strings that clients use seldom.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Client, Redis, Serving, assert_the_same_after_starts, engines};
+use crate::common::{Client, Redis, Serving, assert_the_same_after_starts, engines};
 use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 

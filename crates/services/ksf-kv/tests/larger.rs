@@ -1,14 +1,12 @@
 //! Stores that are larger than their memory, on both engines and a real folder: what is not in memory is read back right,
 //! whatever happens meanwhile, and memory stays what it may be.
 
-mod common;
-
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Client, Serving, counter, engines};
+use crate::common::{Client, Serving, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;

@@ -1,12 +1,10 @@
 //! What Redis itself wrote, loaded: snapshots and AOFs with every kind of key, whole, cut and damaged.
 
-mod common;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use common::{Client, Redis, Serving};
+use crate::common::{Client, Redis, Serving};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;

@@ -1,12 +1,10 @@
 //! Keys with thousands of cells, of which a command looks at a part: each answer is that of Redis.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::path::Path;
 
-use common::{Client, Redis, Serving};
+use crate::common::{Client, Redis, Serving};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::{Durability, Settings};

@@ -1,8 +1,6 @@
 //! The server on persistent memory, or on what stands in for it: the same code of stores, flushes and fences, on tmpfs.
 
-mod common;
-
-use common::{Serving, counter, engines};
+use crate::common::{Serving, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::disk::DiskOptions;

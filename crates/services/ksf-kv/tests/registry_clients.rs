@@ -1,13 +1,11 @@
 //! redis-py, node-redis and go-redis as their registries have them, on a server of each engine, with a password and
 //! without. What they ask and check is in the folder `registry`; `scripts/setup.sh test` installs them.
 
-mod common;
-
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Serving, engines};
+use crate::common::{Serving, engines};
 use ksf::limits::Limits;
 use ksf_kv::Settings;
 use ksf_test::{own_network, program_or_skip};

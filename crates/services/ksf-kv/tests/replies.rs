@@ -1,10 +1,8 @@
 //! Replies have a bound in bytes, whatever a command asks for.
 
-mod common;
-
 use std::path::Path;
 
-use common::{Client, Serving};
+use crate::common::{Client, Serving};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_test::own_network;

@@ -1,10 +1,8 @@
 //! The server on real sockets and a real folder, on both engines: what it answers, and that it is there after a start.
 
-mod common;
-
 use std::io::Write;
 
-use common::{Client, Serving, assert_the_same_after_starts, counter, engines};
+use crate::common::{Client, Serving, assert_the_same_after_starts, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};

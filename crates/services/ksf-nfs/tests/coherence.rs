@@ -1,13 +1,11 @@
 //! No GETATTR on an exclusive export tells older attributes than a reply before it told.
 
-mod common;
-
 use std::collections::HashMap;
 use std::fs;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Attr, Client, OK, Place, handle, made, mode, named, read_args, wcc, write_args};
+use crate::common::{Attr, Client, OK, Place, handle, made, mode, named, read_args, wcc, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;

@@ -1,11 +1,9 @@
 //! Each procedure does what RFC 1813 says of it, and fails as it says: what a client sees is held against the folder.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
-use common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, wcc, write_args};
+use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, wcc, write_args};
 use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;

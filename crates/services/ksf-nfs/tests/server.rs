@@ -1,11 +1,9 @@
 //! What holds for all procedures: second tries, identities, who may mount, restarts, other programs.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use common::{Client, OK, Place, handle, made, mode, named, read_args, split, write_args};
+use crate::common::{Client, OK, Place, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
 use ksf_nfs::{ExportSettings, Procedure};

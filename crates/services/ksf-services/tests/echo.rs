@@ -1,10 +1,8 @@
 //! Echo, driven without a socket: every byte comes back, once, in order.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{SLOT_BYTES, Wire};
+use crate::common::{SLOT_BYTES, Wire};
 use ksf::CloseReason;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf_services::echo::{Echo, MessageEcho};

@@ -1,8 +1,6 @@
 //! Results of several ranges of a file, on real sockets and both engines: they are padded, they pass no gate, and where
 //! files cannot be sent the call is answered by other means.
 
-mod common;
-
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -10,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use common::engines;
+use crate::common::engines;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileRange, NoFileReplies};
 use ksf::gates::{Gate, LogId};

@@ -2,8 +2,6 @@
 //! its writes are durable before their replies leave, its reads come from a range of a file or from a buffer, and a flush
 //! goes on on its connection. Another program with operations of its own is in the same table.
 
-mod common;
-
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
@@ -14,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::engines;
+use crate::common::engines;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileDone, FileOp, FileOutcome, FileRange};
 use ksf::gates::{Gate, LogId};

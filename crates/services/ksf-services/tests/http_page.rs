@@ -1,10 +1,8 @@
 //! The demo server, without a socket: requests split anywhere, pipelined, with bodies, and bad ones.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Wire, counter};
+use crate::common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf_services::http::PageServer;

@@ -1,12 +1,10 @@
 //! The proxy, without a socket: what it passes on and back, for every split of both streams, and what it does when
 //! backends fail.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use common::{Wire, counter};
+use crate::common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf::outgoing::{ExchangeRequest, Failure, Upstream};

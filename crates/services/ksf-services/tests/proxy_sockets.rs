@@ -1,8 +1,6 @@
 //! The demo server and its proxy on real sockets, on every engine that works here: slow and dying clients, and backends
 //! that refuse, reset, fall silent, break off, do not read, or are started anew.
 
-mod common;
-
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -10,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use common::{counter, engines};
+use crate::common::{counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;

@@ -3,10 +3,8 @@
 //!
 //! The vectors are in `common/vectors.rs`.
 
-mod common;
-
-use common::vectors::{answerable, fragment, fragments_of, record, service, unanswerable};
-use common::{Wire, counter};
+use crate::common::vectors::{answerable, fragment, fragments_of, record, service, unanswerable};
+use crate::common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use proptest::prelude::*;

@@ -1,8 +1,6 @@
 //! Registration with rpcbind: against a small stand-in that can misbehave, and,
 //! as root, against Debian's rpcbind in a namespace of its own.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::UnixListener;

@@ -1,8 +1,6 @@
 //! The services on real sockets, on every engine that works here: TCP, UDP and
 //! Unix sockets, IPv4 and IPv6, and Debian's rpcinfo as a judge.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::RangeInclusive;
@@ -10,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 
-use common::vectors::{answerable, record, service, unanswerable};
-use common::{counter, engines};
+use crate::common::vectors::{answerable, record, service, unanswerable};
+use crate::common::{counter, engines};
 use ksf::ShardService;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;

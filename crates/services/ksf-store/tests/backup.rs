@@ -1,21 +1,18 @@
 //! Backups of a store that goes on: what is copied piece by piece, whenever, is the store as it was when the backup began.
 
-mod common;
-mod opened;
-
 use std::collections::BTreeMap;
 use std::mem;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{open, seeds};
 use ksf_store::backup::{Backup, CopiedLog, CopyError, Wanted, recover, wanted};
 use ksf_store::format::Lsn;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Places;
 use ksf_store::store::{CleanError, Cleaning, Clock, Opening, Shard, Store, UpdateError};
 use ksf_test::{Random, TestRandom};
-use opened::{open, seeds};
 
 const SHARDS: usize = 3;
 const PLACES: usize = 8;

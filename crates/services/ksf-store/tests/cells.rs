@@ -1,19 +1,16 @@
 //! Keys with cells on media that lose power: every key shows a state that it had, none older than what replies told of.
 
-mod common;
-mod opened;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{open, seeds};
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
 use ksf_store::update::View;
 use ksf_test::{Random, TestRandom};
-use opened::{open, seeds};
 
 const SHARDS: usize = 3;
 const KEYS: u64 = 12;

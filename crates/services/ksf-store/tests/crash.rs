@@ -1,23 +1,22 @@
 //! Logs on a medium that loses power: whatever was told to be durable is there at the next start, in any order of writes.
 //! The medium is a disk, or persistent memory.
 
-mod common;
-mod lines;
-mod opened;
+use crate::lines;
+use crate::opened;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::Medium;
+use crate::common::Medium;
+use crate::lines::{Mutant, PmemMedium};
+use crate::opened::seeds;
 use ksf_store::format::{Kind, Link, Lsn, Record, SegmentHeader, Standing};
 use ksf_store::log::{AppendError, Geometry, Log, News, Write};
 use ksf_store::promises::Promises;
 use ksf_store::recover::{Found, Places};
 use ksf_test::{Random, TestRandom};
-use lines::{Mutant, PmemMedium};
-use opened::seeds;
 
 const LOGS: usize = 3;
 

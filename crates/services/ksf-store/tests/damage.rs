@@ -1,13 +1,11 @@
 //! Bytes that change on the medium: what was acknowledged is there, or the store says what is damaged, and never anything
 //! else.
 
-mod common;
-mod opened;
-
+use crate::opened;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use common::Medium;
+use crate::common::Medium;
 use ksf_store::format::{BatchHeader, Kind, Lsn, Record};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, RecoverError};

@@ -1,16 +1,13 @@
 //! What is let go of, and what keeps a segment while a value of it is read.
 
-mod common;
-mod opened;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{fetch, open_within};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::Geometry;
 use ksf_store::store::{Cleaning, Clock, Shard, Store, Undone, UpdateError};
-use opened::{fetch, open_within};
 
 const BLOCK_BYTES: usize = 512;
 const VALUE_BYTES: usize = 600;

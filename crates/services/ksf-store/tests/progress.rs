@@ -1,16 +1,13 @@
 //! Cleaning comes to an end: what it writes anew is bounded by what was written, whatever lengths the values have.
 
-mod common;
-mod opened;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{open, seeds};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::store::{Cleaning, Clock, Shard, Store, UpdateError};
 use ksf_test::{Random, TestRandom};
-use opened::{open, seeds};
 
 const BLOCK_BYTES: usize = 512;
 const SEGMENT_BYTES: usize = 256 * BLOCK_BYTES;

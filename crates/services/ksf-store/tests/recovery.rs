@@ -1,12 +1,10 @@
 //! Logs with many records of every kind: any number of threads makes the same store of them, and so does a look at all records of
 //! each key.
 
-mod common;
-mod opened;
-
 use std::num::NonZeroUsize;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{dump, open_all, read_all};
 use ksf_store::cells::{place_key, score_value};
 use ksf_store::format::{Kind, Lsn, Record};
 use ksf_store::index::leaf::Value;
@@ -14,7 +12,6 @@ use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, Places, RecoverError, cut_by_links};
 use ksf_store::store::{Opening, Store};
 use ksf_test::{Random, TestRandom};
-use opened::{dump, open_all, read_all};
 
 const BLOCK_BYTES: usize = 512;
 const LOGS: u16 = 3;

@@ -1,15 +1,12 @@
 //! Orders of events in which data was once lost, or came back: what the random tests meet one time in thousands of runs.
 
-mod common;
-mod opened;
-
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::open;
 use ksf_store::log::{Geometry, Write};
 use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store};
-use opened::open;
 
 const BLOCK_BYTES: usize = 512;
 

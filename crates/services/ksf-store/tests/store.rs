@@ -1,13 +1,11 @@
 //! A store of several shards on media that lose power: what replies told of is there, whole, after every start.
 
-mod common;
-mod opened;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use common::Medium;
+use crate::common::Medium;
+use crate::opened::{fetch, open_within, seeds};
 use ksf_store::away::Wanted;
 use ksf_store::format::Kind;
 use ksf_store::index::leaf::LetGo;
@@ -15,7 +13,6 @@ use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
 use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, Undone, UpdateError};
 use ksf_test::{Random, TestRandom};
-use opened::{fetch, open_within, seeds};
 
 const SHARDS: usize = 3;
 

@@ -6,7 +6,7 @@ use ksf_test::{Helper, is_helper, stderr, stdout};
 
 /// Runs the helper below on a host without a kernel for its machines.
 fn run(ci: Option<&str>) -> Output {
-    let mut command = Helper::command("helper_takes_a_turn");
+    let mut command = Helper::command("skips::helper_takes_a_turn");
     command.env("KSF_LAB_KERNEL", "/no/such/place").env_remove("CI");
     command.envs(ci.map(|value| ("CI", value))).output().unwrap()
 }
@@ -16,7 +16,7 @@ fn a_test_without_a_machine_says_so_though_it_passes() {
     let output = run(None);
     let said = stderr(&output);
     assert!(output.status.success(), "{said}");
-    assert!(said.starts_with("skipped: helper_takes_a_turn: "), "{said}");
+    assert!(said.starts_with("skipped: skips::helper_takes_a_turn: "), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(tells_the_remedy(&said), "{said}");
 }

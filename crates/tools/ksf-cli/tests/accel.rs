@@ -1,7 +1,6 @@
 //! `ksf accel run` and `status` with real programs, in a network namespace and a /run of the test's own. Needs root.
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,11 +10,11 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
+use crate::support::{Folder, PATIENCE, built_folder, ksf_for_all, stderr, stdout, wait_until};
 use ksf_test::compile::cc;
 use ksf_test::{Running, cpus, ip, is_alive, on_cpu, two_cpus_or_skip};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, PATIENCE, built_folder, ksf_for_all, stderr, stdout, wait_until};
 
 const ADDRESS: &str = "127.0.0.1:8080";
 

@@ -1,18 +1,17 @@
 //! Profiles of `ksf accel run` with the programs they are for, and `ksf accel unit` with systemd as the judge. In a
 //! network namespace and a /run of the test's own; needs root.
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use ksf_test::program_or_skip;
-use serde_json::Value;
-use support::{
+use crate::support::{
     Folder, PATIENCE, Running, built_folder, private_network_and_run, run, skip, stderr, stdout, wait_until,
 };
+use ksf_test::program_or_skip;
+use serde_json::Value;
 
 const ADDRESS: &str = "127.0.0.1:8080";
 

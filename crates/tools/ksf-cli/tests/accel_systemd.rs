@@ -1,8 +1,6 @@
 //! A service under `ksf accel run`, started by a systemd that runs: Debian's nginx with the drop-in of `ksf accel unit`.
 //! systemd is the first process of namespaces of its own (processes, mounts, network, cgroups), and ends with them.
 
-mod support;
-
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt;
@@ -10,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{Folder, built_folder, skip, wait_until};
 use ksf_test::{Running, is_alive, root_or_skip};
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Folder, built_folder, skip, wait_until};
 
 /// All steps together, on a machine that is very busy.
 const LIMIT: Duration = Duration::from_secs(120);

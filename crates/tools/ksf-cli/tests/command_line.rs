@@ -1,11 +1,10 @@
 //! What does not serve: help, mistakes, manual, completions, doctor.
 
-mod support;
-
+use crate::support;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
-use support::{Folder, ksf, ksf_for_all, run, stderr, stdout};
+use crate::support::{Folder, ksf, ksf_for_all, run, stderr, stdout};
 
 /// Runs `ksf ARGS`, which must fail with `status` and say one line that contains all `parts`.
 fn fails(args: &[&str], status: i32, parts: &[&str]) {

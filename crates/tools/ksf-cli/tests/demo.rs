@@ -1,15 +1,14 @@
 //! `ksf serve demo` as its users run it: each flag of the original, both modes on both engines, and what it says of
 //! itself.
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 
+use crate::support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 use ksf_test::stream::connect;
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 const BAD: &str = "GET /\r\n\r\n";

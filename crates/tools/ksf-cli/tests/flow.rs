@@ -1,12 +1,11 @@
 //! `ksf accel flow`, as a user runs it; the interface is lo of a network namespace of the test's own.
 
-mod support;
-
+use crate::support;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output, Stdio};
 
+use crate::support::{Folder, Running, ksf, ksf_for_all, private_network, run, stderr, stdout, xdp_on_lo};
 use rustix::process::Signal;
-use support::{Folder, Running, ksf, ksf_for_all, private_network, run, stderr, stdout, xdp_on_lo};
 
 /// `ksf accel flow attach ARGS` that has attached.
 fn attach(args: &[&str]) -> Running {

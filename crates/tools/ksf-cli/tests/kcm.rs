@@ -1,9 +1,7 @@
 //! What `ksf doctor` says of the kernel's own message sockets: in a machine that has them, in one that could, and here.
 
-mod support;
-
+use crate::support::{run, stdout};
 use ksf_lab::{Lab, turn};
-use support::{run, stdout};
 
 /// What doctor found out about AF_KCM, in the document that the output begins with.
 fn probe(output: &str) -> serde_json::Value {

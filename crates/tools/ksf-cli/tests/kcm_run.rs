@@ -1,14 +1,13 @@
 //! `ksf kcm-run` finds its library, becomes the program, and gives it the sockets of AF_KCM: on this machine, and in one
 //! whose kernel has none.
 
-mod support;
-
+use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::support::{Folder, PATIENCE, built_folder, stderr, stdout};
 use ksf_lab::{Lab, turn};
 use ksf_test::compile::cc;
-use support::{Folder, PATIENCE, built_folder, stderr, stdout};
 
 const LIBRARY: &str = "libksf_kcm_preload.so";
 const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../lab/kcm");

@@ -1,14 +1,13 @@
 //! The kernel engine behind the command line, each test in a network namespace of its own. Needs root.
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use crate::support::{Folder, Server, ksf, run, stderr, value, wait_until, xdp_on_lo};
 use ksf_test::compile;
 use ksf_test::stream::{ask, connect, datagrams};
 use rustix::process::Signal;
-use support::{Folder, Server, ksf, run, stderr, value, wait_until, xdp_on_lo};
 
 fn tcp_echo(address: SocketAddr, message: &[u8]) {
     let mut peer = connect(address);

@@ -1,15 +1,14 @@
 //! What ksf shares with the rest of the machine: /run/ksf and rpcbind. Each test has an empty /run and a network of its
 //! own. Needs root.
 
-mod support;
-
+use crate::support;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::{Folder, Running, Server, ksf, run, stderr, stdout, wait_until};
 use rustix::process::Signal;
-use support::{Folder, Running, Server, ksf, run, stderr, stdout, wait_until};
 
 /// A server with its socket for `ksf stat` where it is by default.
 fn start(args: &[&str], listeners: usize) -> Server {

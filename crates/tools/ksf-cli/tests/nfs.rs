@@ -1,18 +1,16 @@
 //! `ksf nfs` as its users run it: Debian's libnfs tools read and write, what was acknowledged survives `kill -9`, and mistakes
 //! are told in one line.
 
-mod support;
-
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::export::{Calls, Place};
+use crate::support::{Server, engines, run, stderr, stdout, value};
 use ksf_test::rpc::{read_record, record};
 use ksf_test::{is_root, program_or_skip, stream};
 use rustix::process::Signal;
-use support::export::{Calls, Place};
-use support::{Server, engines, run, stderr, stdout, value};
 
 /// One of libnfs' tools, with its words, which name a file of the server by `@NAME`. `None`: it is not here.
 fn libnfs(server: &Server, export: &Path, words: &[&str]) -> Option<Result<String, String>> {

@@ -1,15 +1,14 @@
 //! `ksf accel nic` on the running kernel: veth pairs in a network namespace, with a /sys and a /run of the test's own.
 //! Needs root. The library's tests have the machines that are not here: interrupts, many queues, crashes.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{Folder, ksf_for_all, private_network_and_run, run, stderr, stdout, succeeds};
+use crate::support::{Folder, ksf_for_all, private_network_and_run, run, stderr, stdout, succeeds};
 
 /// A pair of veth with four queues of which two are in use; `nic1` is the other end.
 const PAIR: &str = "ip link add nic0 numtxqueues 4 numrxqueues 4 type veth peer name nic1 numtxqueues 2 numrxqueues 2; \

@@ -5,8 +5,7 @@
 //! or until the end of the document. In an `sh` block every line is a command; in a `console` block commands begin with
 //! `$ ` and what follows is their output. Needs root.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -14,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::support::{
+    Folder, PATIENCE, Running, Server, built_folder, private_network_and_run, stderr, stdout, wait_until,
+};
 use rustix::process::{Pid, Signal, kill_process_group};
-use support::{Folder, PATIENCE, Running, Server, built_folder, private_network_and_run, stderr, stdout, wait_until};
 
 /// Commands of the documents that are not typed: what `make -n` must say that they do, and why they are not.
 const NOT_RUN: [(&str, &str, &str); 2] = [

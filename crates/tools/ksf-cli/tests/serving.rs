@@ -1,17 +1,16 @@
 //! Servers as their users run them: listeners, signals, counters, the service manager.
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 use ksf_test::stream::{self, datagrams};
 use ksf_test::{Running, rpc};
 use rustix::process::Signal;
-use support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 
 /// Sends `message` and reads as many bytes back.
 fn echo(stream: &mut (impl Read + Write), message: &[u8]) -> Vec<u8> {

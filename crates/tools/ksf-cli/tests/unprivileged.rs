@@ -1,15 +1,13 @@
 //! Everything but the kernel engine works without root, and ksf says that this one is missing, why, and what it needs.
 //! Root runs these tests as nobody, who has no capability.
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use support::{Folder, Server, ksf_for_all, private_network_and_run, stderr, stdout};
+use crate::support::{Folder, Server, ksf_for_all, private_network_and_run, stderr, stdout};
 
 const NOBODY: u32 = 65_534;
 

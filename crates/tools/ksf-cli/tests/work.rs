@@ -1,10 +1,8 @@
 //! The work service, on shards and on workers, under worktest's loads.
 
-mod support;
-
 use std::io::{ErrorKind, Read as _, Write as _};
 
-use support::{Folder, Server, run, stderr, stdout};
+use crate::support::{Folder, Server, run, stderr, stdout};
 
 /// Serves work; `workers`: 0 for shards alone.
 fn serve(folder: &Folder, workers: u32) -> Server {

@@ -1,11 +1,9 @@
 //! Against servers that misbehave: each fault is counted as what it is, the exit status is right, and nothing hangs.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn a_wrong_identifier_is_unknown_and_its_call_lost() {

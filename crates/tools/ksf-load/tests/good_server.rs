@@ -1,8 +1,6 @@
 //! Against servers that do everything right: nothing is reported wrong, and the figures are exact.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 
 #[test]
 fn every_mode_of_rpctest_over_tcp() {

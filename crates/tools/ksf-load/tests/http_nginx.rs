@@ -1,12 +1,10 @@
 //! http against the server most people know: Debian's nginx, with a master and workers.
 
-mod common;
-
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::*;
+use crate::common::*;
 use rustix::process::Signal;
 
 const PORT: u16 = 8080;

@@ -1,12 +1,10 @@
 //! kv against servers that answer well and against servers that lie; the journal and its audit.
 
-mod common;
-
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::AtomicU64;
 
-use common::store::{Asked, Map, bulk, good_kv_server, kv_server, serve};
-use common::*;
+use crate::common::store::{Asked, Map, bulk, good_kv_server, kv_server, serve};
+use crate::common::*;
 use serde_json::Value;
 
 #[test]

@@ -1,14 +1,12 @@
 //! kv against the server that most people know: Debian's Redis.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::*;
+use crate::common::*;
 use rustix::process::Signal;
 
 /// A server with its files, on a Unix-domain socket. It is killed when dropped.

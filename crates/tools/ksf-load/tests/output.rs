@@ -1,11 +1,9 @@
 //! What the tools print and write: the JSON document against its schema, tables, files, and early ends.
 
-mod common;
-
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::*;
+use crate::common::*;
 use ksf_load::Io;
 use serde_json::Value;
 

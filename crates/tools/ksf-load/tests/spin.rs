@@ -1,11 +1,9 @@
 //! `--spin`: threads poll before they sleep, but not on a CPU that the server may need, and they say what it brought.
 
-mod common;
-
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
-use common::*;
+use crate::common::*;
 use ksf_load::report::document::SpinReport;
 
 /// A server whose connections are served on one CPU.

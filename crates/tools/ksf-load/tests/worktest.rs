@@ -1,14 +1,12 @@
 //! worktest against servers that answer well, in another order, badly, or not at all.
 
-mod common;
-
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use common::*;
+use crate::common::*;
 use serde_json::Value;
 
 fn good_server() -> SocketAddr {

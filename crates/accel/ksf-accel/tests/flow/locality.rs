@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::*;
+use super::common::*;
 use ksf_accel::flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
 use ksf_test::{NEAR, in_new_network, ip, on_cpu, pin};
 

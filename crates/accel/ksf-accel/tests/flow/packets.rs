@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use crate::common::*;
-use crate::frames::{ACK, Frame, SYN, SYN_ACK};
+use super::common::*;
+use crate::flow::frames::{ACK, Frame, SYN, SYN_ACK};
 use ksf_accel::flow::{CpuMask, Fate, FlowError, Layout, ModeWish, Policy, PortRange, Proof, Steering};
 use ksf_test::{ip, pin};
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use crate::common::*;
+use super::common::*;
 use ksf_accel::flow::source_port::{self, Choice};
 use ksf_accel::flow::{
     ConnectOptions, ConnectPrograms, CpuMask, FlowError, Layout, ModeWish, Policy, PortRange, Steering,
@@ -208,7 +208,7 @@ impl Cgroup {
             .arg(&self.folder)
             .args(["taskset", "-c", &cpu.to_string()])
             .arg(exe)
-            .args(["--exact", "ports::helper_connects", "--ignored", "--nocapture"])
+            .args(["--exact", "flow::ports::helper_connects", "--ignored", "--nocapture"])
             .env(ORDERS, orders.join(";"))
             .output()
             .unwrap();

@@ -9,10 +9,10 @@ use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffe
 use rustix::net::sockopt;
 use rustix::thread::{Pid, gettid};
 
+use super::observe;
+use super::support::*;
 use crate::common::clients::{answer_many, answer_one, serve};
 use crate::common::{contract, wait_until};
-use crate::observe;
-use crate::support::*;
 
 /// Requests of each client.
 const REQUESTS: usize = 20_000;

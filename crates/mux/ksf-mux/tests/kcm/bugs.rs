@@ -7,7 +7,7 @@ use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, proc_net_
 use ksf_mux::{ConnectionError, Event};
 use rustix::net::sockopt;
 
-use crate::support::*;
+use super::support::*;
 
 /// B1: a program that reads at the start takes the first message's length for all messages of a segment.
 #[test]

@@ -1,6 +1,6 @@
 //! `docs/kcm.md` says what the records say, and names tests that exist.
 
-use crate::support::{record, repository};
+use super::support::{record, repository};
 
 /// The source of a crate's tests.
 fn sources() -> String {

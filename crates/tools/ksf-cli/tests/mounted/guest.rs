@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ksf_lab::Lab;
 
-use super::support::Server;
-use super::support::export::Place;
+use crate::support::Server;
+use crate::support::export::Place;
 
 /// Where the programs of a guest see their root.
 const ROOT: &str = "/r";

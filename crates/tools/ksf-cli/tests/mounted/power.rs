@@ -5,8 +5,8 @@ use std::path::Path;
 
 use ksf_lab::{Lab, Vm};
 
-use super::support::Folder;
-use super::support::export::Calls;
+use crate::support::Folder;
+use crate::support::export::Calls;
 
 const FILES: usize = 30;
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ksf_test::{Folder, Random};
 
-use crate::client::{Client, command};
+use super::{connect, engines, kill, start};
+use crate::store::client::{Client, command};
 use crate::support::value;
-use crate::{connect, engines, kill, start};
 
 const CLIENTS: usize = 5;
 const COUNTERS: usize = 3;

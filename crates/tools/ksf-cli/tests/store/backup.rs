@@ -6,10 +6,10 @@ use std::process::Stdio;
 use ksf_test::{Running, program_or_skip, stdout};
 use rustix::process::Signal;
 
-use crate::client::command;
-use crate::offline::tool;
+use super::{connect, start};
+use crate::store::client::command;
+use crate::store::offline::tool;
 use crate::support::{Folder, Server, ksf, run};
-use crate::{connect, start};
 
 #[test]
 fn a_backup_is_made_while_the_store_is_served_and_loaded_again() {

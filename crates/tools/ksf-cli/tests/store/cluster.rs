@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use ksf_test::{Running, program_or_skip, stdout};
 use rustix::process::Signal;
 
-use crate::client::{Client, command};
+use super::{connect, kill};
+use crate::store::client::{Client, command};
 use crate::support::{Folder, Server, private_network, run, stderr, wait_until};
-use crate::{connect, kill};
 
 const PORTS: [u16; 3] = [7001, 7002, 7003];
 const PROXY_PORT: u16 = 22_121;

@@ -14,8 +14,8 @@ use ksf_test::{Folder, Random, installed_or_skip, own_network, program_or_skip, 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::client::{Client, command};
-use crate::{connect, connect_on, engines, start};
+use super::{connect, connect_on, engines, start};
+use crate::store::client::{Client, command};
 
 const KILLS: usize = 25;
 const CLIENTS: usize = 6;

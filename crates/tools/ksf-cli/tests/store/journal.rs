@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ksf_test::Random;
 
-use crate::client::{Client, command};
+use crate::store::client::{Client, command};
 
 pub(crate) const CONNECTIONS: usize = 4;
 const COUNTERS: usize = 2;

@@ -10,10 +10,10 @@ use std::path::Path;
 
 use ksf_test::{Folder, Random, own_network};
 
-use crate::client::Client;
-use crate::journal::{CONNECTIONS, Journals, found};
-use crate::offline::tool;
-use crate::{connect, connect_on, engines, kill, list_of_two_cpus, start};
+use super::{connect, connect_on, engines, kill, list_of_two_cpus, start};
+use crate::store::client::Client;
+use crate::store::journal::{CONNECTIONS, Journals, found};
+use crate::store::offline::tool;
 
 /// On each of the two engines.
 const KILLS: usize = 500;

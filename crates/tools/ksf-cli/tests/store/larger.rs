@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use crate::client::command;
+use super::{connect, kill};
+use crate::store::client::command;
 use crate::support::{Folder, Server, engines};
-use crate::{connect, kill};
 
 const VALUES: usize = 1_000;
 const VALUE_BYTES: usize = 100_000;

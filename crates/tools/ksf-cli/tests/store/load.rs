@@ -6,8 +6,8 @@ use std::process::Stdio;
 use ksf_test::{Running, stdout};
 use rustix::process::Signal;
 
+use super::{connect, kill, start};
 use crate::support::{Folder, Server, engines, ksf, run, stderr, wait_until};
-use crate::{connect, kill, start};
 
 /// `ksf load kv` with words split at blanks; its JSON.
 fn load(server: &Server, options: &str, status: i32) -> serde_json::Value {

@@ -12,7 +12,7 @@ use ksf_lab::{Lab, Vm, turn};
 use ksf_test::{Running, program_or_skip};
 
 use super::client::{Client, command};
-use super::support::{Folder, wait_until};
+use crate::support::{Folder, wait_until};
 
 const KEYS: usize = 200;
 

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use ksf_test::stdout;
 
-use crate::client::command;
+use super::{batches_with_records, connect, kill, start};
+use crate::store::client::command;
 use crate::support::{Folder, run, stderr};
-use crate::{batches_with_records, connect, kill, start};
 
 pub(crate) fn tool(words: &[&str], status: i32) -> String {
     let output = run(&[&["store"], words].concat());

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ksf_test::{Folder, Random, own_network};
 
-use crate::client::{Client, command};
-use crate::connect_on;
-use crate::trace::{Event, Trace, Traced, What};
+use super::connect_on;
+use crate::store::client::{Client, command};
+use crate::store::trace::{Event, Trace, Traced, What};
 
 const CONNECTIONS: usize = 3;
 const ROUNDS: usize = 40;

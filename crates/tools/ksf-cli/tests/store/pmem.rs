@@ -6,7 +6,7 @@ use std::path::Path;
 use ksf_lab::{Lab, turn};
 
 use super::client::{Client, command};
-use super::support::Folder;
+use crate::support::Folder;
 
 const KEYS: usize = 200;
 

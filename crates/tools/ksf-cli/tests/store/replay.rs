@@ -14,10 +14,10 @@ use ksf_kv::disk::{Disk, DiskOptions};
 use ksf_kv::offline::dump;
 use ksf_test::{Folder, Random, own_network, program_or_skip};
 
-use crate::client::{Client, command};
-use crate::journal::{CONNECTIONS, Found, Journals, found};
-use crate::trace::{Event, Trace, Traced, What};
-use crate::{connect_on, list_of_two_cpus, start, two_cpus};
+use super::{connect_on, list_of_two_cpus, start, two_cpus};
+use crate::store::client::{Client, command};
+use crate::store::journal::{CONNECTIONS, Found, Journals, found};
+use crate::store::trace::{Event, Trace, Traced, What};
 
 /// Rounds in which each connection sends so many commands, before strace looks and while it does.
 const ROUNDS_BEFORE: usize = 24;

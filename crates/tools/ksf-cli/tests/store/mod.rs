@@ -14,8 +14,6 @@ mod offline;
 mod order;
 mod pmem;
 mod replay;
-#[path = "../support/mod.rs"]
-mod support;
 mod trace;
 
 use std::path::Path;
@@ -23,8 +21,8 @@ use std::path::Path;
 use ksf_test::{cpus, ip, on_cpu, program_or_skip, succeeds};
 use rustix::process::Signal;
 
+use crate::support::{Folder, Server, engines, ksf, private_network, private_network_and_run, run, stderr, wait_until};
 use client::{Client, command};
-use support::{Folder, Server, engines, ksf, private_network, private_network_and_run, run, stderr, wait_until};
 
 /// Starts a small store, which says that it is open and that it is ready.
 fn start(engine: &str, data: &Path, more: &[&str]) -> Server {

@@ -3,8 +3,6 @@
 
 mod answers;
 mod bugs;
-#[path = "../common/mod.rs"]
-mod common;
 mod document;
 mod support;
 
@@ -12,7 +10,7 @@ use std::io::{IoSliceMut, Read as _, Write as _};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use common::contract::{self, Open, Rows};
+use crate::common::contract::{self, Open, Rows};
 use ksf_mux::Mux;
 use ksf_mux::kcm::{
     AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, proc_net_kcm, proc_net_kcm_stats,

@@ -5,20 +5,19 @@
 //!              └ NFS client ── /mnt     ──┴── TCP ── ksf nfs, here ────┴── a folder of the test
 //! ```
 
+use crate::support;
 mod guest;
 mod power;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::fs;
 use std::process::Command;
 
+use crate::support::export::Place;
+use crate::support::{Server, engines};
 use guest::{Guest, server, server_at};
 use ksf_lab::turn;
 use ksf_test::{installed_or_skip, program_or_skip, root_or_skip};
 use rustix::process::Signal;
-use support::export::Place;
-use support::{Server, engines};
 
 /// Root's handles outlive the server, which reads /usr for the guests.
 fn may_run() -> Option<ksf_lab::LabTurn> {

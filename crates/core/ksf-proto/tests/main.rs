@@ -1,0 +1,4 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod http1;
+mod properties;

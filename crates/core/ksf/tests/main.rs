@@ -1,0 +1,31 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod assist;
+mod budget;
+mod closing;
+mod common;
+mod connection;
+mod cutter;
+mod echo;
+mod ending;
+mod exchanges;
+mod file_logs;
+mod file_replies;
+mod file_writes;
+mod files;
+mod framing;
+mod keeping;
+mod keys;
+mod large_messages;
+mod limits;
+mod logged;
+mod overfull;
+mod peers;
+mod pieces;
+mod placement;
+mod registered_memory;
+mod short_slots;
+mod starting;
+mod stopping;
+mod tasks;
+mod waking;

@@ -1,0 +1,10 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod common;
+mod content;
+mod exports;
+mod identities;
+mod listing;
+mod model;
+mod operations;
+mod settled;

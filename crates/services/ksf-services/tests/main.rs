@@ -1,0 +1,12 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod common;
+mod echo;
+mod file_pieces;
+mod file_program;
+mod http_page;
+mod http_proxy;
+mod proxy_sockets;
+mod rpc_conformance;
+mod rpcbind;
+mod sockets;

@@ -1,0 +1,5 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod boot;
+mod kcm;
+mod skips;

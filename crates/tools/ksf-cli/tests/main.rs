@@ -1,0 +1,23 @@
+//! The tests of this crate, in one executable: each file is a module.
+
+mod accel;
+mod accel_profiles;
+mod accel_systemd;
+mod command_line;
+mod demo;
+mod flow;
+mod kcm;
+mod kcm_run;
+mod kernel;
+mod layering;
+mod machine;
+mod mounted;
+mod nfs;
+mod nic;
+mod promises;
+mod readme;
+mod serving;
+mod store;
+mod support;
+mod unprivileged;
+mod work;
