@@ -59,6 +59,7 @@ fi
 part "build of what tests start" $cargo build --workspace --lib --bin ksf --locked --quiet || finish
 part "build of tests" $cargo test --workspace --no-run --locked --quiet || finish
 if [ "$kind" = soak ]; then
+    export KSF_SOAK=1
     # The tests that are ignored are long, or parts of others and then without effect.
     part tests run_tests --run-ignored all "$@" || true
     finish

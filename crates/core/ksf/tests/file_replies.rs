@@ -22,6 +22,7 @@ use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
 use ksf::shard_service::OnShard;
 use ksf::{Pieces, Profile, Reply, Server, ShardService, Turn};
+use ksf_test::effort;
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -521,7 +522,7 @@ fn a_promise_that_a_file_does_not_keep_resets_the_connection() {
 #[test]
 fn connections_that_end_while_they_wait_for_a_file_let_go_of_it() {
     own_network();
-    const PEERS: u64 = 50;
+    let peers = effort(8, 50);
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = pipe(&folder.path().join("pipe"));
@@ -531,7 +532,7 @@ fn connections_that_end_while_they_wait_for_a_file_let_go_of_it() {
         let server = start(engine, limits, Library::new(vec![writer.try_clone().unwrap().into()]));
         let mut holder = connect(&server);
         ask(&mut holder, b"range 0 0 1\n", b"<");
-        for gone in 1..=PEERS {
+        for gone in 1..=peers {
             let mut peer = connect(&server);
             ask(&mut peer, format!("fresh {} 7\n", path.display()).as_bytes(), b"<");
             rustix::net::sockopt::set_socket_linger(&peer, Some(std::time::Duration::ZERO)).unwrap();

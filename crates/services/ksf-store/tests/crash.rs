@@ -324,12 +324,12 @@ fn a_batch_that_was_cut_does_not_come_back_with_bytes_of_a_later_one() {
 #[test]
 fn what_was_promised_survives_every_power_cut() {
     let disk = |geometry: Geometry, places: usize, _: u64| Medium::new(places, geometry.segment_bytes as usize);
-    much_happened(seeds(400), |seed| run(seed, disk));
+    much_happened(seeds(60), |seed| run(seed, disk));
 }
 
 #[test]
 fn what_was_promised_survives_every_power_cut_on_persistent_memory() {
-    much_happened(seeds(200), |seed| run_on_pmem(seed, None));
+    much_happened(seeds(30), |seed| run_on_pmem(seed, None));
 }
 
 /// Of what is wrong in the order of stores, flushes and fences the simulation finds each.

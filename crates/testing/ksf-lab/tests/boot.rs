@@ -78,6 +78,7 @@ to standard error
 }
 
 #[test]
+#[ignore = "soak: boots a machine"]
 fn dynamic_programs_of_the_host_run_from_a_script() {
     let Some(_turn) = turn() else { return };
     // A pipeline, 200 kB through the serial port, and a signal as the end.
@@ -89,6 +90,7 @@ fn dynamic_programs_of_the_host_run_from_a_script() {
 }
 
 #[test]
+#[ignore = "soak: boots a machine"]
 fn the_command_line_tool_returns_what_the_program_returned() {
     let Some(_turn) = turn() else { return };
     let output = Command::new(env!("CARGO_BIN_EXE_ksf-lab")).args(["run", "--console", "/bin/true"]).output().unwrap();
@@ -108,6 +110,7 @@ fn a_panic_is_an_error_with_the_kernels_reason() {
 }
 
 #[test]
+#[ignore = "soak: boots a machine"]
 fn a_machine_that_hangs_is_stopped_at_its_time_limit() {
     let Some(_turn) = turn() else { return };
     let limit = Duration::from_millis(1500);
@@ -142,6 +145,7 @@ fn a_forwarded_port_leads_to_the_program() {
 }
 
 #[test]
+#[ignore = "soak: boots a machine"]
 fn a_machine_reaches_the_host_only_where_that_was_asked_for() {
     let Some(_turn) = turn() else { return };
     let dir = Dir::new("reach");

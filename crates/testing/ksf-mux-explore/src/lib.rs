@@ -55,19 +55,21 @@ pub mod sending;
 mod sync;
 mod worker_state;
 
+use ksf_test::effort;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
 /// Preemptions that PCT places in a schedule: bugs of more than three are rare (Burckhardt et al., ASPLOS'10).
 const PREEMPTIONS: usize = 3;
 
-/// Runs a scenario in `schedules` schedules, half of them uniformly random, half by PCT. The same ones every time.
+/// Runs a scenario in a tenth of `schedules` schedules, in all of them in `make soak`: half of them uniformly random, half by
+/// PCT. The same ones every time.
 pub fn explore(schedules: usize, scenario: impl Fn() + Send + Sync + Copy + 'static) {
     if let Ok(schedule) = std::env::var("KSF_EXPLORE_REPLAY") {
         return shuttle::replay(scenario, &schedule);
     }
-    let factor = std::env::var("KSF_EXPLORE_FACTOR").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1);
-    let half = (schedules * factor).div_ceil(2);
+    let factor = std::env::var("KSF_EXPLORE_FACTOR").ok().and_then(|factor| factor.parse().ok());
+    let half = (schedules * factor.unwrap_or(effort(1, 10))).div_ceil(20);
     let mut config = Config::new();
     config.silence_warnings = true;
     Runner::new(RandomScheduler::new_from_seed(SEED, half), config.clone()).run(scenario);

@@ -3,8 +3,10 @@
 
 use ksf::CloseReason;
 use ksf_sim::{SimReport, simulate};
+use ksf_test::effort;
 
-const COUNT: u64 = 4000;
+/// In `make test`; ten times as many in `make soak`.
+const COUNT: u64 = 1000;
 
 /// No framing of today has a header without end; the others are for a shard to give.
 const NOT_SIMULATED: [CloseReason; 3] = [CloseReason::EndlessHeader, CloseReason::KernelHalf, CloseReason::Stopped];
@@ -23,7 +25,7 @@ fn every_seed_agrees_with_the_ideal() {
         return;
     }
     let mut sum = SimReport::default();
-    for seed in 0..number("KSF_SIM_COUNT").unwrap_or(COUNT) {
+    for seed in 0..number("KSF_SIM_COUNT").unwrap_or(effort(COUNT, 10 * COUNT)) {
         let report = match simulate(seed) {
             Ok(report) => report,
             Err(failure) => panic!("{failure}\nreproduce: KSF_SIM_SEED={seed} cargo test -p ksf-sim --test seeds"),

@@ -6,12 +6,13 @@
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
 //!   what is counted           alloc::Counting
-//!   what takes its time       wait_until, PATIENCE
+//!   what takes its time       wait_until, PATIENCE, effort (seeds in make test and in make soak)
 //! ```
 
 pub mod alloc;
 pub mod compile;
 mod cpu;
+mod effort;
 mod folder;
 mod helper;
 mod network;
@@ -23,6 +24,7 @@ pub mod stream;
 mod wait;
 
 pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
+pub use effort::effort;
 pub use folder::{Folder, folder, install, repository};
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{

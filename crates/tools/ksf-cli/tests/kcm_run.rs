@@ -69,43 +69,48 @@ fn an_installed_ksf_runs_programs_for_af_kcm() {
     }
 }
 
-/// The kernel is Debian's, and has no AF_KCM as long as nobody loads the module.
+/// What stands between the outputs of programs that one machine runs: a machine takes as long to start as all of them.
+const NEXT: &str = "---";
+
+/// A machine with ksf installed and the programs for AF_KCM.
+fn machine(folder: &Folder, script: &str) -> Lab {
+    let lab =
+        Lab::script(script).file(built(), "/usr/bin/ksf").file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"));
+    PROGRAMS.iter().fold(lab, |lab, (source, _)| {
+        lab.file(compile(folder, source), format!("/bin/{}", source.trim_end_matches(".c")))
+    })
+}
+
+/// The kernel is Debian's, and has no AF_KCM while its module is not loaded.
 #[test]
 fn another_kernel_without_af_kcm_runs_programs_for_it() {
     let Some(_turn) = turn() else { return };
-    let folder = Folder::new();
-    for (source, record) in PROGRAMS {
-        let machine = |script: &str| {
-            Lab::script(script)
-                .file(built(), "/usr/bin/ksf")
-                .file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"))
-                .file(compile(&folder, source), "/bin/program")
-        };
-        let output = machine("exec ksf kcm-run -- program 2>/dev/null").run().unwrap().checked().unwrap();
-        assert_is_recorded(&output, record);
-        // What answered was ours: the kernel has nothing to answer with.
-        let without = machine("test ! -e /proc/net/kcm; exec program").run().unwrap();
-        assert!(without.output.contains("cannot open an AF_KCM socket: EAFNOSUPPORT"), "{}", without.output);
-    }
+    // The last program has no library: the kernel has nothing to answer with, so ksf has answered the others.
+    let script = format!(
+        "ksf kcm-run -- contract 2>/dev/null && echo {NEXT} && ksf kcm-run -- processes 2>/dev/null && echo {NEXT} || exit 1\n\
+         test ! -e /proc/net/kcm && contract 2>&1\n"
+    );
+    let output = machine(&Folder::new(), &script).run().unwrap();
+    let parts: Vec<&str> = output.output.split(&format!("{NEXT}\n")).collect();
+    let [contract, processes, without] = parts[..] else { panic!("{output:?}") };
+    assert_is_recorded(contract, PROGRAMS[0].1);
+    assert_is_recorded(processes, PROGRAMS[1].1);
+    assert!(without.contains("cannot open an AF_KCM socket: EAFNOSUPPORT"), "{without}");
 }
 
-/// On a kernel that has AF_KCM the program gets whichever was chosen: the two records differ.
+/// On a kernel that has AF_KCM the program gets the sockets that were chosen: the two records differ.
 #[test]
 fn on_a_kernel_with_af_kcm_the_program_gets_the_sockets_that_were_chosen() {
     let Some(_turn) = turn() else { return };
-    let folder = Folder::new();
-    for (mux, record) in [("", "ours.txt"), ("--mux=kcm", "af_kcm.txt"), ("--mux=auto", "af_kcm.txt")] {
-        // Under another kcm-run, whose library the inner one has to take away or leave.
-        let output = Lab::script(format!("exec ksf kcm-run -- ksf kcm-run {mux} -- program 2>/dev/null"))
-            .file(built(), "/usr/bin/ksf")
-            .file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"))
-            .file(compile(&folder, "contract.c"), "/bin/program")
-            .module("kcm")
-            .run()
-            .unwrap()
-            .checked()
-            .unwrap();
-        assert_is_recorded(&output, record);
+    let choices = [("", "ours.txt"), ("--mux=kcm", "af_kcm.txt"), ("--mux=auto", "af_kcm.txt")];
+    // Each under another kcm-run, whose library the inner one takes away or leaves.
+    let runs = choices.map(|(mux, _)| format!("ksf kcm-run -- ksf kcm-run {mux} -- contract 2>/dev/null"));
+    let script = format!("{} || exit 1\n", runs.join(&format!(" && echo {NEXT} && ")));
+    let output = machine(&Folder::new(), &script).module("kcm").run().unwrap().checked().unwrap();
+    let parts: Vec<&str> = output.split(&format!("{NEXT}\n")).collect();
+    assert_eq!(parts.len(), choices.len(), "{output}");
+    for (part, (_, record)) in parts.into_iter().zip(choices) {
+        assert_is_recorded(part, record);
     }
 }
 

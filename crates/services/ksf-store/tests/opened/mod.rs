@@ -13,7 +13,7 @@ use ksf_store::index::leaf::Value;
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, RecoverError, Repair, cut_by_links};
 use ksf_store::store::{Opening, Shard, Store};
-use ksf_test::Random;
+use ksf_test::{Random, effort};
 
 use crate::common::Medium;
 
@@ -122,7 +122,7 @@ pub(crate) fn recover(
     }
 }
 
-/// The seeds of a random test: 0 up to `count`, or `FROM..TO` of the environment variable `KSF_STORE_SEEDS`.
+/// The seeds of a random test: 0 up to `count`, ten times as many in `make soak`, or `FROM..TO` of the environment variable `KSF_STORE_SEEDS`.
 #[allow(dead_code, reason = "the schedules are not random")]
 pub(crate) fn seeds(count: u64) -> Range<u64> {
     let given = std::env::var("KSF_STORE_SEEDS").ok();
@@ -130,7 +130,7 @@ pub(crate) fn seeds(count: u64) -> Range<u64> {
         let (from, to) = text.split_once("..").expect("KSF_STORE_SEEDS is FROM..TO");
         from.parse().expect("a number")..to.parse().expect("a number")
     });
-    range.unwrap_or(0..count)
+    range.unwrap_or(0..effort(count, 10 * count))
 }
 
 /// Starts the store.
