@@ -25,7 +25,6 @@ use std::{fmt, slice};
 use crossbeam_queue::ArrayQueue;
 
 use self::memory::Memory;
-use crate::pages::Pages;
 
 /// Alignment of every buffer: a page, and the largest logical block of common disks (O_DIRECT, open(2)).
 pub const ALIGN_BYTES: usize = 4096;
@@ -115,12 +114,6 @@ fn class_of(bytes: usize) -> Option<usize> {
 }
 
 impl Block {
-    /// The pages that are worth registering: those of a class, which come again.
-    fn pages(&self) -> Option<Pages> {
-        self.home.as_ref()?;
-        self.memory.pages()
-    }
-
     fn allocate(capacity: usize, home: Option<Arc<Classes>>) -> NonNull<Self> {
         let memory = Memory::zeroed(capacity);
         NonNull::from(Box::leak(Box::new(Self { memory, holders: AtomicU32::new(1), home })))
@@ -179,11 +172,6 @@ impl Buffer {
     /// when it was used before.
     pub fn touched_bytes(&self) -> usize {
         self.block().memory.touched_bytes()
-    }
-
-    /// Its memory, if an engine may register it.
-    pub(crate) fn pages(&self) -> Option<Pages> {
-        self.block().pages()
     }
 
     /// Gives what a long buffer takes of memory back to the machine; nothing is filled then. False for a short one, which

@@ -51,22 +51,14 @@ pub struct File(Arc<Descriptor>);
 
 struct Descriptor {
     fd: Option<OwnedFd>,
-    /// It was opened with O_DIRECT.
-    is_direct: bool,
     /// Closes it: that may wait for a file system.
     tasks: Weak<TaskPool>,
 }
 
 impl File {
     /// The file as the result of an operation: closed on a thread that may block.
-    pub(crate) fn opened(fd: OwnedFd, flags: OFlags, tasks: Option<&Arc<TaskPool>>) -> Self {
-        let is_direct = flags.contains(OFlags::DIRECT);
-        Self(Arc::new(Descriptor { fd: Some(fd), is_direct, tasks: tasks.map(Arc::downgrade).unwrap_or_default() }))
-    }
-
-    /// True if it was opened with O_DIRECT: what is read and written does not go through the page cache.
-    pub(crate) fn is_direct(&self) -> bool {
-        self.0.is_direct
+    pub(crate) fn opened(fd: OwnedFd, tasks: Option<&Arc<TaskPool>>) -> Self {
+        Self(Arc::new(Descriptor { fd: Some(fd), tasks: tasks.map(Arc::downgrade).unwrap_or_default() }))
     }
 
     /// The descriptor, if there is no other clone of the file.
@@ -92,9 +84,7 @@ impl File {
 impl From<OwnedFd> for File {
     /// A file that the service opened itself. It is closed by the thread that drops it last.
     fn from(fd: OwnedFd) -> Self {
-        // Of a descriptor that does not tell it is not known, which costs time alone.
-        let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(OFlags::empty());
-        Self::opened(fd, flags, None)
+        Self::opened(fd, None)
     }
 }
 

@@ -30,7 +30,6 @@ pub mod mapped;
 pub mod outgoing;
 pub mod output;
 mod pace;
-mod pages;
 pub mod pool;
 pub mod server;
 pub mod service;

@@ -75,10 +75,6 @@ pub struct Limits {
     pub file_ops_max: usize,
     /// Bytes that these may read and write, so their memory; one operation alone may exceed it.
     pub file_bytes_max: usize,
-    /// Memory that a shard on io_uring keeps registered with its ring for reads of files with O_DIRECT, in bytes of pages;
-    /// 0: none. What is freed may stay taken from the machine up to this. Where it is not enough, or RLIMIT_MEMLOCK is not,
-    /// operations work as well, and take more CPU time.
-    pub file_pinned_bytes_max: usize,
     /// Time a stopping server gives its connections, the operations on files that are under way, and the tasks that run.
     pub drain_timeout_ms: u64,
 }
@@ -109,7 +105,6 @@ impl Default for Limits {
             upstreams_idle_max: 64,
             file_ops_max: 1024,
             file_bytes_max: 256 << 20,
-            file_pinned_bytes_max: 16 << 20,
             drain_timeout_ms: 5_000,
         }
     }

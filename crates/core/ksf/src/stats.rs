@@ -136,12 +136,6 @@ counters! {
     file_ops,
     /// Operations on files that neither ended nor could be cancelled when the server stopped: they keep their memory.
     file_ops_left,
-    /// Reads of files with O_DIRECT into memory that was registered with the ring.
-    file_ops_registered,
-    /// Times memory was registered with the ring for reads of files with O_DIRECT.
-    file_memory_registered,
-    /// Times the kernel refused that, mostly because RLIMIT_MEMLOCK was used up; reads then name memory by its address.
-    file_memory_refused,
     /// System calls made by the engine on the path of messages.
     syscalls,
     /// Times user space waited for TCP to take what the kernel half had queued.

@@ -23,7 +23,6 @@ mod overfull;
 mod peers;
 mod pieces;
 mod placement;
-mod registered_memory;
 mod short_slots;
 mod starting;
 mod stopping;

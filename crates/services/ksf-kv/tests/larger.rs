@@ -11,7 +11,6 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
 use ksf_test::{Random, own_network};
-use rustix::fs::{Mode, OFlags};
 
 const MEMORY_BYTES: usize = 1 << 20;
 /// By what memory may exceed its bound: a command of each shard, and the slack of vectors.
@@ -86,11 +85,6 @@ fn every_value_is_read_back_from_a_store_five_times_larger_than_its_memory() {
         });
         assert_bounded(&serving);
         assert!(counter(&serving, "values_read") as usize > KEYS, "{engine}");
-        let counters = serving.server.counters();
-        let registered = counters.iter().find(|counter| counter.name == "file_ops_registered").unwrap().value;
-        let direct = rustix::fs::open(folder.path().join("log-000"), OFlags::RDONLY | OFlags::DIRECT, Mode::empty());
-        let registers = engine == EngineKind::Uring && direct.is_ok();
-        assert_eq!(registered > 0, registers, "{engine}: {registered}");
         serving.stop();
         // A start takes no more, and nothing is lost.
         let serving = start(engine, folder.path(), 12);

@@ -6,7 +6,6 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::ALIGN_BYTES;
-use crate::pages::{Pages, PagesId};
 
 /// Memory from this length on is a mapping of its own. The allocator clears shorter memory at once, which takes all of
 /// its pages; those of a mapping come one by one when they are touched, so a peer that announces a long message costs
@@ -18,8 +17,6 @@ pub(super) struct Memory {
     base: NonNull<u8>,
     bytes: usize,
     touched_bytes: usize,
-    /// Of its pages: other ones have another number.
-    id: PagesId,
 }
 
 impl Memory {
@@ -33,7 +30,7 @@ impl Memory {
             // SAFETY: the layout is not empty (`layout` takes at least one page).
             (NonNull::new(unsafe { alloc_zeroed(layout) }), bytes)
         };
-        Self { base: base.unwrap_or_else(|| handle_alloc_error(layout)), bytes, touched_bytes, id: PagesId::fresh() }
+        Self { base: base.unwrap_or_else(|| handle_alloc_error(layout)), bytes, touched_bytes }
     }
 
     fn layout(bytes: usize) -> Layout {
@@ -55,12 +52,6 @@ impl Memory {
         self.touched_bytes
     }
 
-    /// Its pages, as far as they may be taken from the machine; `None`: there are none.
-    pub(super) fn pages(&self) -> Option<Pages> {
-        let bytes = self.touched_bytes.next_multiple_of(ALIGN_BYTES);
-        (bytes > 0).then_some(Pages { id: self.id, base: self.base, bytes })
-    }
-
     /// Says that up to `bytes` bytes from the front are written.
     pub(super) fn touch(&mut self, bytes: usize) {
         self.touched_bytes = self.touched_bytes.max(bytes.min(self.bytes));
@@ -75,7 +66,7 @@ impl Memory {
         // no reference into them, because it lends this value out for writing here.
         let forgotten = unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) }.is_ok();
         if forgotten {
-            (self.touched_bytes, self.id) = (0, PagesId::fresh());
+            self.touched_bytes = 0;
         }
         forgotten
     }

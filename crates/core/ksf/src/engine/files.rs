@@ -120,7 +120,7 @@ fn carry_out(begun: &mut Begun, cancel: BorrowedFd<'_>, pool: Option<&Arc<TaskPo
         FileOp::Open { dir, path, flags, mode, resolve } => {
             let dir = dir.as_ref().map_or(CWD, |dir| dir.as_fd());
             let opened = rustix::fs::openat2(dir, &**path, *flags | OFlags::CLOEXEC, *mode, *resolve);
-            opened.map(|fd| FileOutcome::Opened(File::opened(fd, *flags, pool))).map_err(FileError::from)
+            opened.map(|fd| FileOutcome::Opened(File::opened(fd, pool))).map_err(FileError::from)
         }
         FileOp::Sync { file, data_only: true } => done(rustix::fs::fdatasync(&*file)),
         FileOp::Sync { file, data_only: false } => done(rustix::fs::fsync(&*file)),

@@ -129,8 +129,6 @@ settings! {
     file_ops_max: usize, "N", 1..=usize::MAX;
     /// Bytes that these read and write together [default: 256m]
     file_bytes_max: usize, "BYTES", 1..=usize::MAX;
-    /// Memory per shard that stays registered with io_uring to read files with O_DIRECT; 0: none [default: 16m]
-    file_pinned_bytes_max: usize, "BYTES", 0..=usize::MAX;
     /// Time a stopping server gives its connections and running tasks, in milliseconds [default: 5000]
     drain_timeout_ms: u64, "MS", 0..=u64::MAX;
 }

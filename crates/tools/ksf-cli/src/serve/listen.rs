@@ -93,7 +93,6 @@ const OF_ALL: [&str; 13] = [
     "upstreams_idle_max",
     "file_ops_max",
     "file_bytes_max",
-    "file_pinned_bytes_max",
     "drain_timeout_ms",
 ];
 

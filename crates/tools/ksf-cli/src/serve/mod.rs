@@ -104,8 +104,6 @@ pub(crate) fn config(args: ServeArgs) -> Result<ExitCode, Failure> {
 struct Service {
     running: Running,
     source: Source,
-    /// It was said that the kernel refused to register memory.
-    refusal_said: bool,
 }
 
 /// The services of this process; empty once they drain.
@@ -146,7 +144,7 @@ fn run(
     for Plan { common, kind, source } in plans {
         let kind = kind.as_kind();
         let launch = Launch::new(common, kind.has_kernel_half(), &lacks, loudness.verbose > 0)?;
-        started.push(Service { running: kind.start(launch)?, source, refusal_said: false });
+        started.push(Service { running: kind.start(launch)?, source });
     }
     let lines = |of: fn(&Running) -> &[String]| -> Vec<String> {
         started.iter().flat_map(|service| of(&service.running).iter().cloned()).collect()
@@ -199,27 +197,8 @@ fn wait(services: &Services, events: &Events, loudness: Loudness) -> Result<(), 
             return Err(Failure::new(Status::Internal, what)
                 .remedy("try --engine=epoll, and please report this with the output of ksf doctor"));
         }
-        say_refusals(services, loudness);
         if watchdog.is_some() {
             manager::alive();
-        }
-    }
-}
-
-/// Says once of each service that the kernel refused to register memory for it.
-fn say_refusals(services: &Services, loudness: Loudness) {
-    for Service { running, refusal_said, .. } in lock(services).iter_mut() {
-        if *refusal_said || !running.was_refused_memory() {
-            continue;
-        }
-        *refusal_said = true;
-        if !loudness.quiet {
-            say(&format_args!(
-                "{}: the kernel registers no more memory to read files with O_DIRECT: RLIMIT_MEMLOCK is used up, or there is no \
-                 memory; it works as before, and takes more CPU time (ulimit -l, or LimitMEMLOCK= in the unit; or lower \
-                 --file-pinned-bytes-max)",
-                running.name
-            ));
         }
     }
 }

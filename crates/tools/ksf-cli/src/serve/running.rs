@@ -126,11 +126,6 @@ impl Running {
         self.server.is_running()
     }
 
-    /// True once the kernel refused to register memory that files are read into.
-    pub(crate) fn was_refused_memory(&self) -> bool {
-        self.server.shards().any(|(_, shard)| shard.file_memory_refused.value() > 0)
-    }
-
     /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
     pub(crate) fn drain(mut self) -> io::Result<Drained> {
         self.state.retire();

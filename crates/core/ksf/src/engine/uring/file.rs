@@ -1,12 +1,9 @@
 //! Operations on files as requests on the shard's ring. What the kernel cannot do at once it does on its own worker
 //! threads, or completes from the disk's interrupt.
 //!
-//! Memory that a file with O_DIRECT is read into is registered with the ring if it may be used again: that of the size classes
-//! ([`crate::buffers`]). [`super::registered`] keeps the table. Writes name their memory by its address, and files are not
-//! registered.
-//!
-//! What registering leaves of the CPU time of an operation on a ring alone, by `cargo bench -p ksf --bench registered`
-//! (medians of five runs, Linux 6.18 on a busy virtual machine, ext4 on a virtio disk; writes with RWF_DSYNC):
+//! Memory is named by its address, and files by their descriptors. What registering either with the ring would leave of the CPU
+//! time of an operation was measured on a ring alone (medians of five runs, Linux 6.18 on a busy virtual machine, ext4 on a virtio
+//! disk; writes with RWF_DSYNC):
 //!
 //! | O_DIRECT, operations under way | file: write, read | memory: write, read |
 //! |---|---|---|
@@ -17,26 +14,10 @@
 //! | 1 MiB, one (50 us) | 0.99, 0.97 | 0.58, 0.50 |
 //! | 1 MiB, 4 | 0.99, 0.98 | 0.47, 0.43 |
 //!
-//! A read from the page cache takes 0.91 with a registered file if it is of 4 KiB (0.06 us less), 0.99 if it is of 1 MiB; with
-//! registered memory 0.99 and 1.03. Writes to the page cache end on threads of the kernel, which hides either; to tmpfs,
-//! registered memory made those of 1 MiB take 1.06. So memory pays for O_DIRECT alone.
-//!
-//! What it left there through the engine, from `Files::begin` to `file_done`, when writes used it, too (four runs, each medians
-//! of 11 rounds, on the same kernel and file system, busy; a build ran beside the first one):
-//!
-//! | O_DIRECT, operations under way | read | write, RWF_DSYNC |
-//! |---|---|---|
-//! | 64 KiB, one | 0.89, 0.89, 0.91, 0.90 | 0.86, 0.85, 1.00, 1.04 |
-//! | 64 KiB, 32 | 0.70, 0.75, 0.77, 0.74 | 1.21, 0.95, 1.05, 1.08 |
-//! | 1 MiB, one | 1.33, 0.66, 0.70, 0.65 | 0.86, 0.97, 0.98, 1.00 |
-//! | 1 MiB, 4 | 0.95, 0.70, 0.76, 0.47 | 1.50, 1.02, 1.03, 1.00 |
-//!
-//! So reads gain, and what writes gain cannot be told from chance: they are left as they were. `cargo bench -p ksf --bench
-//! registered_engine` measures the reads; five runs on the busy machine gave 0.84 to 0.95, 0.66 to 0.75, 0.57 to 0.75 and
-//! 0.55 to 0.83, in the order of the table. Their price: all that was ever touched of a buffer stays taken from the machine, up to
-//! `file_pinned_bytes_max`, and counts towards RLIMIT_MEMLOCK (8 MiB by default, for all shards of a user without
-//! CAP_IPC_LOCK). READ_FIXED takes the flags of preadv2(2) as READ does (`io_prep_rw` in io_uring/rw.c reads `rw_flags` for
-//! both). Huge pages are no way around it: a write of 1 MiB takes 0.4 to 1.3, a read 1.3 to 2.9.
+//! Operations on the page cache gain nothing (0.91 to 1.06). Registered memory gains where a file is read with O_DIRECT, 64 KiB
+//! and more at a time: of what is here, that is values of a store that is larger than its memory, which are mostly short. Its price
+//! is pages that stay taken from the machine, RLIMIT_MEMLOCK, and a table that tells memory from other memory that had its
+//! address before: the kernel pins pages, not addresses.
 
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -48,7 +29,6 @@ use rustix::fs::{CWD, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::Uring;
-use super::registered::{Held, Registered};
 use super::ring::Op;
 use crate::engine::Event;
 use crate::env::Env;
@@ -66,15 +46,12 @@ pub(super) struct FileOps {
     tasks: Option<Arc<TaskPool>>,
     /// Those that ended while the engine was shut down.
     pub(super) ended: Vec<Begun>,
-    pub(super) registered: Registered,
 }
 
 /// An operation, and what else its request points to.
 struct InKernel {
     begun: Box<Begun>,
     scratch: Scratch,
-    /// The place of its memory in the ring's table.
-    registered: Option<Held>,
 }
 
 /// Behind addresses that hold while this moves.
@@ -100,11 +77,10 @@ impl Uring {
         if self.files.tasks.is_none() {
             self.files.tasks.clone_from(&env.tasks);
         }
-        let registered = self.hold_memory(&mut begun.op, env);
-        let Some((entry, scratch)) = request(&mut begun, registered.as_ref()) else {
+        let Some((entry, scratch)) = request(&mut begun) else {
             return self.ready.push(Event::File(begun));
         };
-        let place = Some(InKernel { begun, scratch, registered });
+        let place = Some(InKernel { begun, scratch });
         let index = match self.files.free.pop() {
             Some(index) => {
                 self.files.places[index as usize] = place;
@@ -118,23 +94,10 @@ impl Uring {
         self.push(entry.user_data(Op::File(index).user_data()));
     }
 
-    /// Holds the memory of an operation in the ring's table, where that pays.
-    fn hold_memory(&mut self, op: &mut FileOp, env: &Env) -> Option<Held> {
-        let FileOp::Read { file, into, bytes, .. } = op else { return None };
-        if !file.is_direct() {
-            return None;
-        }
-        let part = into.room_for(*bytes).as_ptr_range();
-        self.files.registered.hold(&self.ring, &into.pages()?, part.start.addr()..part.end.addr(), env)
-    }
-
     /// The operation of a completion, with its result.
     pub(super) fn file_ended(&mut self, index: u32, entry: &cqueue::Entry) -> Option<Box<Begun>> {
-        let InKernel { mut begun, scratch, registered } = self.files.places.get_mut(index as usize)?.take()?;
+        let InKernel { mut begun, scratch } = self.files.places.get_mut(index as usize)?.take()?;
         self.files.free.push(index);
-        if let Some(held) = registered {
-            self.files.registered.release(held);
-        }
         if let Scratch::Closing(fd) = scratch {
             // Whatever the result, the descriptor is taken for closed, and its number may be another's. A request that was
             // cancelled, which happens while the engine shuts down alone, may leave it open: its ECANCELED cannot be told
@@ -148,10 +111,10 @@ impl Uring {
         match (&begun.op, result) {
             (FileOp::Read { .. } | FileOp::Write { .. }, result) => begun.moved(result.map(|bytes| bytes as usize)),
             (_, Err(errno)) => begun.result = Err(errno.into()),
-            (FileOp::Open { flags, .. }, Ok(fd)) => {
+            (FileOp::Open { .. }, Ok(fd)) => {
                 // SAFETY: the kernel made this descriptor for the request and told no other code of it.
                 let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-                begun.result = Ok(FileOutcome::Opened(File::opened(fd, *flags, self.files.tasks.as_ref())));
+                begun.result = Ok(FileOutcome::Opened(File::opened(fd, self.files.tasks.as_ref())));
             }
             (FileOp::Stat { .. }, Ok(_)) => {
                 if let Scratch::Stat(stat) = scratch {
@@ -167,20 +130,15 @@ impl Uring {
     }
 }
 
-/// The request for an operation, with the place of its memory in the ring's table; `None`: it has its result already.
-fn request(begun: &mut Begun, registered: Option<&Held>) -> Option<(squeue::Entry, Scratch)> {
+/// The request for an operation; `None`: it has its result already.
+fn request(begun: &mut Begun) -> Option<(squeue::Entry, Scratch)> {
     let nothing = |entry| Some((entry, Scratch::Nothing));
     match &mut begun.op {
         FileOp::Read { file, offset, bytes, into, flags } => {
             let room = into.room_for((*bytes).min(u32::MAX as usize));
             let (fd, to, bytes) = (Fd(file.raw()), room.as_mut_ptr(), room.len() as u32);
             let flags = flags.bits() as i32;
-            nothing(match registered {
-                Some(held) => {
-                    opcode::ReadFixed::new(fd, to, bytes, held.index()).offset(*offset).rw_flags(flags).build()
-                }
-                None => opcode::Read::new(fd, to, bytes).offset(*offset).rw_flags(flags).build(),
-            })
+            nothing(opcode::Read::new(fd, to, bytes).offset(*offset).rw_flags(flags).build())
         }
         FileOp::Write { file, offset, data, flags } => {
             let slice = |slice: &[u8]| libc::iovec { iov_base: slice.as_ptr().cast_mut().cast(), iov_len: slice.len() };

@@ -46,9 +46,6 @@ mod connection;
 mod datagram;
 mod file;
 mod receive;
-mod registered;
-#[cfg(test)]
-mod registered_tests;
 mod ring;
 mod send;
 
