@@ -10,5 +10,5 @@ directory=$2
 "${CC:-cc}" -shared -o "$directory/libksf.so.0" \
     -Wl,-soname,libksf.so.0 -Wl,--version-script="$root/crates/mux/libksf/libksf.map" \
     -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,--no-undefined \
-    -Wl,-z,relro -Wl,-z,now -lelf -lz -lgcc_s -lpthread -lm -ldl -lc
+    -Wl,-z,relro -Wl,-z,now -lgcc_s -lpthread -lm -ldl -lc
 ln -sf libksf.so.0 "$directory/libksf.so"

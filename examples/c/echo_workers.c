@@ -3,9 +3,7 @@
  * An echo server: any of several worker threads answers the next message of any connection.
  *
  *   cc -o echo_workers echo_workers.c $(pkg-config --cflags --libs libksf) -pthread
- *   ./echo_workers [WORKERS [PORT [ksf|kcm|auto]]]     prints its port; ends with the end of its input
- *
- * The last word says whose multiplexor it is: that of libksf, or the kernel's AF_KCM. The program is the same.
+ *   ./echo_workers [WORKERS [PORT]]     prints its port; ends with the end of its input
  *
  * A message is its length as 32 bits in network order, not counting themselves, and so many bytes.
  */
@@ -73,10 +71,6 @@ int main(int argc, char **argv)
 	ksf_socket *first;
 
 	must(ksf_options_init(&options, sizeof(options)), "options");
-	if (argc > 3)
-		options.backend = !strcmp(argv[3], "kcm")  ? KSF_BACKEND_KCM :
-				  !strcmp(argv[3], "auto") ? KSF_BACKEND_AUTO :
-							     KSF_BACKEND_KSF;
 	must(ksf_open(&options, &first), "open");
 	for (int i = 0; i < workers; i++) {
 		ksf_socket *own;

@@ -4,7 +4,7 @@
  * in an event loop.
  *
  *   cc -o spread_client spread_client.c $(pkg-config --cflags --libs libksf)
- *   ./spread_client PORT [CONNECTIONS [REQUESTS [ksf|kcm|auto]]]
+ *   ./spread_client PORT [CONNECTIONS [REQUESTS]]
  */
 #include <arpa/inet.h>
 #include <ksf.h>
@@ -102,15 +102,11 @@ int main(int argc, char **argv)
 	int loop = epoll_create1(EPOLL_CLOEXEC);
 
 	if (argc < 2 || client.connections < 1 || client.connections > CONNECTIONS_MAX) {
-		fprintf(stderr, "usage: spread_client PORT [CONNECTIONS [REQUESTS [ksf|kcm|auto]]]\n");
+		fprintf(stderr, "usage: spread_client PORT [CONNECTIONS [REQUESTS]]\n");
 		return 64;
 	}
 	client.seen = calloc(client.requests, 1);
 	must(ksf_options_init(&options, sizeof(options)), "options");
-	if (argc > 4)
-		options.backend = !strcmp(argv[4], "kcm")  ? KSF_BACKEND_KCM :
-				  !strcmp(argv[4], "auto") ? KSF_BACKEND_AUTO :
-							     KSF_BACKEND_KSF;
 	must(ksf_open(&options, &client.socket), "open");
 	for (int i = 0; i < client.connections; i++)
 		must(ksf_attach(client.socket, connect_to(atoi(argv[1])), &client.ids[i]), "attach");

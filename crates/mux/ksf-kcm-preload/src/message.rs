@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use ksf_mux::backend::CALL_MESSAGES_MAX;
+use ksf_mux::CALL_MESSAGES_MAX;
 use ksf_mux::kcm::{Flags, KcmSocketError, Kind};
 use libc::{iovec, mmsghdr, msghdr};
 

@@ -30,22 +30,6 @@ pub enum KcmError {
         /// The framing.
         framing: Framing,
     },
-    /// AF_KCM cannot do what was asked for.
-    #[error("AF_KCM cannot do this: {what}")]
-    Unsupported {
-        /// What.
-        what: &'static str,
-    },
-    /// A message has to fit the receive buffer of its TCP connection twice over, or it may never arrive.
-    #[error("messages of {message_bytes} bytes need a TCP receive buffer of {wanted_bytes} bytes, got {granted_bytes}")]
-    ReceiveBuffer {
-        /// The longest message, as on the wire.
-        message_bytes: usize,
-        /// What was asked for.
-        wanted_bytes: usize,
-        /// What the kernel gives.
-        granted_bytes: usize,
-    },
     /// The kernel has AF_KCM, but it does not do what it is needed for.
     #[error("AF_KCM does not deliver what was sent: {what}")]
     Broken {
@@ -107,8 +91,6 @@ impl KcmError {
             Self::Program(VerifyError::NoObject) => "compile the framing program to an object file",
             Self::Program(_) => "boot Linux 5.16 or later with BTF (CONFIG_DEBUG_INFO_BTF), and mount /sys",
             Self::NoProgram { .. } | Self::Parameters(_) => "use ksf's own multiplexor",
-            Self::Unsupported { .. } => "leave it at its default, or use ksf's own multiplexor",
-            Self::ReceiveBuffer { .. } => "raise net.core.rmem_max, run with CAP_NET_ADMIN, or lower message_bytes_max",
             Self::Broken { .. } => "use ksf's own multiplexor, and please report this",
             Self::Os { .. } => "see the error",
         }
@@ -129,7 +111,7 @@ impl KcmError {
             Self::Absent(_) => Some(libc::EAFNOSUPPORT),
             Self::NotPermitted { error } | Self::Os { error, .. } => error.raw_os_error(),
             Self::Program(VerifyError::NotPermitted { .. }) => Some(libc::EPERM),
-            Self::Unsupported { .. } | Self::NoProgram { .. } => Some(libc::EOPNOTSUPP),
+            Self::NoProgram { .. } => Some(libc::EOPNOTSUPP),
             _ => None,
         }
     }

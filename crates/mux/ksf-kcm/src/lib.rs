@@ -1,23 +1,16 @@
-//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`RawKcmSocket`]), a probe, and the
-//! calls of `ksf-mux` on them ([`KernelMux`], or [`AnyMux`] where a program chooses).
+//! The kernel's own message sockets, AF_KCM, where a kernel has them: a safe wrapper ([`RawKcmSocket`]), their framing
+//! programs ([`load`]), and a probe ([`probe`]).
 //!
-//! `ksf-mux` does the same in user space, on every kernel, without the faults of AF_KCM (docs/kcm.md).
-//! This crate is for comparison, and for machines where AF_KCM is what is wanted.
+//! `ksf-mux` has the contract of AF_KCM in user space, on every kernel, without its faults (docs/kcm.md). This crate
+//! tells `ksf doctor` and `ksf kcm-run --mux=kcm` whether the kernel's sockets work.
 
-mod choice;
-mod cut;
 mod error;
-mod intake;
-mod mux;
 mod probe;
 mod program;
 mod socket;
 mod sys;
-mod tcp;
 
-pub use choice::{AnyMessage, AnyMux, AnySocket, Backend};
 pub use error::{Absence, KcmError};
-pub use mux::{KernelMessage, KernelMux, KernelSocket};
 pub use probe::{Works, probe};
 pub use program::{load, program};
 pub use socket::{RawKcmSocket, Received};

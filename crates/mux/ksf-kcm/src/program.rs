@@ -28,14 +28,3 @@ pub fn program(framing: &Framing) -> Result<FramingProgram, KcmError> {
 pub fn load(framing: &Framing) -> Result<KernelProgram, KcmError> {
     Ok(program(framing)?.verify_with_kernel()?)
 }
-
-/// Most bytes of a message on the wire that are not its body.
-pub(crate) fn overhead_bytes(framing: &Framing) -> usize {
-    const FRAGMENTS_MAX: usize = 256;
-    match framing {
-        Framing::RecordMark => 4 * FRAGMENTS_MAX,
-        Framing::LengthPrefix(prefix) => prefix.header_bytes(),
-        Framing::Delimiter(delimiter) => delimiter.as_bytes().len(),
-        _ => 0,
-    }
-}

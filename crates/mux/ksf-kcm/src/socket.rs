@@ -18,7 +18,7 @@ use crate::sys;
 /// event loops: it is readable while a message waits for this socket, not for its clones.
 ///
 /// A message that is sent goes to any connection of the multiplexor: AF_KCM promises none, and cannot answer where a
-/// multiplexor has several. [`KernelMux`](crate::KernelMux) can.
+/// multiplexor has several.
 #[derive(Debug)]
 pub struct RawKcmSocket(OwnedFd);
 
@@ -98,19 +98,6 @@ impl RawKcmSocket {
         }
     }
 
-    /// Whether a message waits, which stays where it is.
-    pub fn has_message(&self) -> Result<bool, KcmError> {
-        let mut control = RecvAncillaryBuffer::default();
-        let mut byte = [0];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        match recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN) => Ok(false),
-            Err(Errno::INTR) => Ok(true),
-            Err(error) => Err(KcmError::os("recvmsg on AF_KCM")(error)),
-        }
-    }
-
     /// Sends a part of a message, or all of it; `end` says that it is complete with these bytes (`MSG_EOR`). Returns how
     /// many bytes were taken: fewer than given if there is no more room, none of them if there is no room at all. The
     /// message is complete only when all were taken.
@@ -128,11 +115,6 @@ impl RawKcmSocket {
                 Err(error) => return Err(KcmError::os("sendmsg on AF_KCM")(error)),
             }
         }
-    }
-
-    /// Bytes that were sent here and that no TCP connection has taken yet. They are lost when the socket is closed.
-    pub fn queued_bytes(&self) -> Result<usize, KcmError> {
-        sys::queued_bytes(self.as_fd()).map_err(KcmError::os("SO_MEMINFO"))
     }
 }
 

@@ -1,6 +1,6 @@
-//! The calls for which there is no safe wrapper: three ioctls, and socket options.
+//! The calls for which there is no safe wrapper: three ioctls, and a socket option.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -14,15 +14,6 @@ const SIOCPROTOPRIVATE: u32 = 0x89e0;
 const SIOCKCMATTACH: u32 = SIOCPROTOPRIVATE;
 const SIOCKCMUNATTACH: u32 = SIOCPROTOPRIVATE + 1;
 const SIOCKCMCLONE: u32 = SIOCPROTOPRIVATE + 2;
-
-/// include/uapi/asm-generic/socket.h; since Linux 4.12.
-const SO_MEMINFO: libc::c_int = 55;
-/// Index of `sk_wmem_queued` (include/uapi/linux/sock_diag.h).
-const SK_MEMINFO_WMEM_QUEUED: usize = 5;
-const SK_MEMINFO_VARS: usize = 9;
-
-/// `tcpi_bytes_received` in struct tcp_info (include/uapi/linux/tcp.h), since Linux 4.1.
-const TCPI_BYTES_RECEIVED: usize = 128;
 
 #[repr(C)]
 struct Attach {
@@ -80,35 +71,12 @@ pub(crate) fn set_recv_disabled(kcm: BorrowedFd<'_>, disabled: bool) -> Result<(
 }
 
 pub(crate) fn is_recv_disabled(kcm: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let mut value = [0];
-    option(kcm, SOL_KCM, KCM_RECV_DISABLE, &mut value)?;
-    Ok(value[0] != 0)
-}
-
-/// Bytes that were sent on a KCM socket and that no TCP connection has taken yet.
-pub(crate) fn queued_bytes(kcm: BorrowedFd<'_>) -> Result<usize, Errno> {
-    let mut info = [0; SK_MEMINFO_VARS];
-    option(kcm, libc::SOL_SOCKET, SO_MEMINFO, &mut info)?;
-    Ok(info[SK_MEMINFO_WMEM_QUEUED] as usize)
-}
-
-/// Bytes of the stream a TCP connection has received; the peer's end of it counts as one.
-pub(crate) fn received_bytes(tcp: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let mut info = [0; (TCPI_BYTES_RECEIVED + 8) / 4];
-    option(tcp, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
-    let at = TCPI_BYTES_RECEIVED / 4;
-    let [a, b, c, d] = info[at].to_ne_bytes();
-    let [e, f, g, h] = info[at + 1].to_ne_bytes();
-    Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
-}
-
-/// Reads a socket option made of 32-bit words; those the kernel does not know stay 0.
-fn option(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, words: &mut [u32]) -> Result<(), Errno> {
-    let mut bytes = size_of_val(words) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes to `words`, which is as long and borrowed exclusively.
-    let result =
-        unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), level, name, words.as_mut_ptr().cast(), &raw mut bytes) };
-    if result < 0 { Err(last_error()) } else { Ok(()) }
+    let mut value: libc::c_int = 0;
+    let mut bytes = size_of_val(&value) as libc::socklen_t;
+    let to = std::ptr::from_mut(&mut value).cast();
+    // SAFETY: the kernel writes at most `bytes` bytes to `value`, which is as long and borrowed exclusively.
+    let result = unsafe { libc::getsockopt(kcm.as_raw_fd(), SOL_KCM, KCM_RECV_DISABLE, to, &raw mut bytes) };
+    if result < 0 { Err(last_error()) } else { Ok(value != 0) }
 }
 
 fn last_error() -> Errno {

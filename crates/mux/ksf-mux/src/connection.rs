@@ -119,7 +119,7 @@ impl Connection {
         let socket = Arc::new(socket);
         Self {
             id,
-            out_queue: OutQueue::counted(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
+            out_queue: OutQueue::new(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
             mux,
             ordered: (ordering == Order::Requests).then(OrderedQueue::default),
             reader: CombiningLock::new(Reader { socket: Some(Arc::clone(&socket)), input: Input::new() }),

@@ -116,22 +116,6 @@ pub enum ConnectionError {
     /// The multiplexor takes no more messages: it is being stopped.
     #[error("the server stops")]
     Stopping,
-    /// The kernel's AF_KCM gave the connection up.
-    #[error("AF_KCM gave the connection up: {}", io::Error::from_raw_os_error(*errno))]
-    Kernel {
-        /// What it put on the TCP socket.
-        errno: i32,
-    },
-    /// What the kernel's AF_KCM delivered is no message: its framing program reads at the front of the segment, and not
-    /// where the message starts.
-    #[error(
-        "AF_KCM cut {bytes} bytes that are not one message: compile the framing program with -DKSF_AF_KCM, and read \
-         through ksf_framing_program.h"
-    )]
-    Miscut {
-        /// Bytes delivered.
-        bytes: usize,
-    },
     /// A worker panicked while it worked on a message of this connection.
     #[error("a worker failed while it worked on a message of this connection")]
     WorkerPanicked,
@@ -142,12 +126,12 @@ impl ConnectionError {
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::PeerClosed | Self::PeerClosedMidMessage { .. } => Errno::PIPE,
-            Self::Socket { errno } | Self::Refused { errno } | Self::Kernel { errno } => return *errno,
+            Self::Socket { errno } | Self::Refused { errno } => return *errno,
             Self::OversizedMessage { .. } | Self::EndlessHeader { .. } | Self::EndlessFragments { .. } => {
                 Errno::MSGSIZE
             }
             Self::AssemblyTimeout { .. } | Self::SendTimeout { .. } => Errno::TIMEDOUT,
-            Self::Malformed(_) | Self::Miscut { .. } => Errno::BADMSG,
+            Self::Malformed(_) => Errno::BADMSG,
             Self::Program(_) => Errno::PROTO,
             Self::HandedBack => Errno::NODATA,
             Self::MemoryLimit { .. } => Errno::NOMEM,
@@ -178,14 +162,6 @@ pub enum AttachError {
         /// The limit.
         limit: usize,
     },
-    /// The kernel's AF_KCM cannot take it.
-    #[error("AF_KCM cannot take the connection: {text}")]
-    Kernel {
-        /// The error number.
-        errno: i32,
-        /// Why, and what helps.
-        text: String,
-    },
     /// A system call failed.
     #[error("cannot attach: {step}: {source}")]
     System {
@@ -203,7 +179,6 @@ impl AttachError {
             Self::NotAStream { .. } => Errno::OPNOTSUPP.raw_os_error(),
             Self::Already => Errno::ALREADY.raw_os_error(),
             Self::TooMany { .. } => Errno::NOBUFS.raw_os_error(),
-            Self::Kernel { errno, .. } => *errno,
             Self::System { source, .. } => source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
         }
     }

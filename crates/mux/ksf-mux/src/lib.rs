@@ -26,7 +26,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod backend;
 mod batch;
 mod budget;
 mod combining_lock;
@@ -53,5 +52,6 @@ pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
 pub use mux::{ConnectionId, Detached, Mux};
 pub use options::{Classify, MessageFraming, MuxOptions};
+pub use reply_order::{CALL_MESSAGES_MAX, ReplyOrder, Unanswered};
 pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};

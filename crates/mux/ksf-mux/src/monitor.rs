@@ -43,7 +43,7 @@ pub enum Event {
 /// Events that wait, [`UNREAD_MAX`] at most: connections that detach by themselves come and go, whether or not the
 /// program reads what happened to them.
 #[derive(Debug)]
-pub struct Events {
+pub(crate) struct Events {
     waiting: Mutex<Waiting>,
     /// Readable while events wait.
     ready: OwnedFd,
@@ -52,7 +52,7 @@ pub struct Events {
 }
 
 /// What waits to be told, of events and of ends of connections each. When there is more, the oldest are forgotten.
-pub const UNREAD_MAX: usize = 65_536;
+pub(crate) const UNREAD_MAX: usize = 65_536;
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -62,7 +62,7 @@ struct Waiting {
 
 impl Events {
     /// None.
-    pub fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             waiting: Mutex::default(),
             ready: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -71,12 +71,12 @@ impl Events {
     }
 
     /// From now on events are kept.
-    pub fn want(&self) {
+    pub(crate) fn want(&self) {
         self.wanted.store(true, std::sync::atomic::Ordering::SeqCst);
     }
 
     /// Adds one, if anybody wants them.
-    pub fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: Event) {
         if !self.wanted.load(std::sync::atomic::Ordering::SeqCst) {
             return;
         }
@@ -92,7 +92,7 @@ impl Events {
     }
 
     /// The oldest; before it, how many were lost.
-    pub fn pop(&self) -> Option<Event> {
+    pub(crate) fn pop(&self) -> Option<Event> {
         let mut waiting = self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if waiting.lost > 0 {
             return Some(Event::Lost { events: std::mem::take(&mut waiting.lost) });
@@ -105,7 +105,7 @@ impl Events {
     }
 
     /// Readable while there are some.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }
 }

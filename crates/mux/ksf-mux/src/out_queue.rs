@@ -19,14 +19,14 @@ use crate::options::MessageFraming;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering};
 
 /// A socket as far as sending is concerned.
-pub trait Transmit {
+pub(crate) trait Transmit {
     /// Sends some of a batch without waiting, and says how many bytes.
     fn transmit(&self, batch: &SendBatch) -> Result<usize, Errno>;
 }
 
 /// The queue and the sender of a connection.
 #[derive(Debug)]
-pub struct OutQueue<T> {
+pub(crate) struct OutQueue<T> {
     queue: Mutex<Queue>,
     sender: CombiningLock<Sender<T>>,
     /// Bytes that are not sent yet.
@@ -73,7 +73,7 @@ struct Sender<T> {
 
 /// What became of a message that was to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub(crate) enum Pushed {
     /// It will be sent.
     Queued,
     /// It is with the caller alone: too much waits already.
@@ -84,7 +84,7 @@ pub enum Pushed {
 
 /// What came of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
+pub(crate) enum Sent {
     /// Everything is sent; so many bytes now.
     All(usize),
     /// TCP has no more room; so many bytes were sent.
@@ -97,23 +97,18 @@ pub enum Sent {
 
 /// What a failed connection leaves behind of the messages that could have gone to any.
 #[derive(Debug, Default)]
-pub struct Leftover {
+pub(crate) struct Leftover {
     /// Bodies of messages another connection may have, and whether they may be repeated.
-    pub movable: Vec<(Vec<u8>, bool)>,
+    pub(crate) movable: Vec<(Vec<u8>, bool)>,
     /// Messages that may have arrived or not, and must not be repeated.
-    pub uncertain: usize,
+    pub(crate) uncertain: usize,
 }
 
 const SLICES_MAX: usize = 64;
 
 impl<T: Transmit> OutQueue<T> {
-    /// An empty queue.
-    pub fn new(socket: Arc<T>) -> Self {
-        Self::counted(socket, Arc::default())
-    }
-
     /// An empty queue whose bytes are counted in `total`, too.
-    pub(crate) fn counted(socket: Arc<T>, total: Arc<AtomicUsize>) -> Self {
+    pub(crate) fn new(socket: Arc<T>, total: Arc<AtomicUsize>) -> Self {
         Self {
             queue: Mutex::default(),
             sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
@@ -126,28 +121,28 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// Bytes that wait.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::SeqCst)
     }
 
     /// Bytes ever sent.
-    pub fn sent(&self) -> usize {
+    pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::SeqCst)
     }
 
     /// The socket, unless sending has ended.
-    pub fn socket(&self) -> Option<Arc<T>> {
+    pub(crate) fn socket(&self) -> Option<Arc<T>> {
         self.sender.lock().socket.clone()
     }
 
     /// True while TCP has no room.
-    pub fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::SeqCst)
     }
 
     /// Appends a message, unless `bytes_max` bytes wait already; `write` appends its body to the buffer it is given.
     /// Nothing is sent yet.
-    pub fn push(
+    pub(crate) fn push(
         &self,
         framing: &MessageFraming,
         bytes_max: usize,
@@ -158,14 +153,19 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// The same for a message whose body is sent from where it lies.
-    pub fn push_chunk(&self, framing: &MessageFraming, bytes_max: usize, body: Chunk) -> Result<Pushed, FramingError> {
+    pub(crate) fn push_chunk(
+        &self,
+        framing: &MessageFraming,
+        bytes_max: usize,
+        body: Chunk,
+    ) -> Result<Pushed, FramingError> {
         let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
         queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes))
     }
 
     /// The same for a message that could have gone to any connection. `repeatable`: also when this one failed while it
     /// was being sent.
-    pub fn push_movable(
+    pub(crate) fn push_movable(
         &self,
         framing: &MessageFraming,
         bytes_max: usize,
@@ -185,7 +185,7 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// Appends whatever a service wrote, framing included; `output` is empty then.
-    pub fn append(&self, output: &mut Output) {
+    pub(crate) fn append(&self, output: &mut Output) {
         let bytes = output.len();
         if bytes == 0 {
             return;
@@ -197,7 +197,7 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// Sends as much as TCP takes, unless another thread does.
-    pub fn send(&self) -> Sent {
+    pub(crate) fn send(&self) -> Sent {
         let mut result = Sent::Elsewhere;
         let mut total = 0;
         self.sender.run(|sender| {
@@ -261,7 +261,7 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// Ends sending for good. Returns the socket, and the bytes that are not sent.
-    pub fn stop(&self) -> (Option<Arc<T>>, Vec<u8>) {
+    pub(crate) fn stop(&self) -> (Option<Arc<T>>, Vec<u8>) {
         let mut sender = self.sender.lock();
         let mut queue = self.lock();
         queue.closed = true;
@@ -272,7 +272,7 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// The connection failed: nothing more is sent. What could go elsewhere is returned.
-    pub fn fail(&self) -> Leftover {
+    pub(crate) fn fail(&self) -> Leftover {
         let mut sender = self.sender.lock();
         self.failed.store(true, Ordering::SeqCst);
         let mut queue = self.lock();
@@ -421,14 +421,14 @@ impl Transmit for OwnedFd {
 
 /// Whether a queue moves, for a thread that looks at it at intervals.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SendProgress {
+pub(crate) struct SendProgress {
     /// When bytes began to wait, or were last sent, and how many had been sent by then.
     since: Option<(Time, usize)>,
 }
 
 impl SendProgress {
     /// True when bytes wait and none was sent for `limit_ms`.
-    pub fn is_overdue(&mut self, bytes: usize, sent: usize, now: Time, limit_ms: u64) -> bool {
+    pub(crate) fn is_overdue(&mut self, bytes: usize, sent: usize, now: Time, limit_ms: u64) -> bool {
         match self.since {
             _ if bytes == 0 => self.since = None,
             Some((since, before)) if sent == before => return limit_ms != 0 && now > since.plus_ms(limit_ms),
@@ -474,7 +474,7 @@ mod tests {
 
     fn out_queue(room: usize) -> (Arc<Peer>, OutQueue<Peer>) {
         let peer = Arc::new(Peer { room: AtomicUsize::new(room), ..Peer::default() });
-        (Arc::clone(&peer), OutQueue::new(peer))
+        (Arc::clone(&peer), OutQueue::new(peer, Arc::default()))
     }
 
     fn two_bytes() -> MessageFraming {

@@ -542,8 +542,6 @@ fn reason(error: &ConnectionError) -> CloseReason {
         ConnectionError::ReplyLimit { .. } => CloseReason::ReplyLimit,
         ConnectionError::Malformed(_)
         | ConnectionError::Program(_)
-        | ConnectionError::Kernel { .. }
-        | ConnectionError::Miscut { .. }
         | ConnectionError::Refused { .. }
         | ConnectionError::HandedBack => CloseReason::MalformedFrame,
         ConnectionError::MemoryLimit { .. } => CloseReason::MemoryLimit,

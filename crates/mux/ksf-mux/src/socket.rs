@@ -100,6 +100,11 @@ impl MessageSocket {
         self.recv_until(None)
     }
 
+    /// The next message; waits at most for `timeout`. `None` waits for ever, [`Duration::ZERO`] does not wait.
+    pub fn recv_within(&self, timeout: Option<Duration>) -> Result<Message, RecvError> {
+        if timeout == Some(Duration::ZERO) { self.try_recv() } else { self.recv_until(timeout) }
+    }
+
     /// The next message; waits for one for so long.
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Message, RecvError> {
         self.recv_until(Some(timeout))

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use crate::common::{PATIENCE, frame, read_frame, wait_until};
 use ksf::framing::{Framing, LengthPrefix};
-use ksf_mux::backend::Multiplexor as _;
 use ksf_mux::{ConnectionError, Event, Mux, MuxOptions, RecvError, SendError, SendOptions};
 
 fn options() -> MuxOptions {

@@ -33,16 +33,6 @@ enum ksf_framing {
 	KSF_FRAMING_PROGRAM = 3,
 };
 
-/* Whose multiplexor cuts the streams and hands messages out. */
-enum ksf_backend {
-	/* That of this library, on every kernel. */
-	KSF_BACKEND_KSF = 0,
-	/* The kernel's AF_KCM; ksf_open fails where there is none. */
-	KSF_BACKEND_KCM = 1,
-	/* The kernel's where it works and can do all that is asked for, else that of this library. */
-	KSF_BACKEND_AUTO = 2,
-};
-
 /* Set once, with ksf_options_init and what differs. 0 in a limit: the default. */
 struct ksf_options {
 	size_t size;                    /* of this struct, set by ksf_options_init: newer fields are found by it */
@@ -66,8 +56,6 @@ struct ksf_options {
 	uint64_t mux_bytes_max;         /* budget of all connections, 256 MiB: messages not done with, and what is queued;
 	                                 * and a quarter of it for messages that have not arrived in full */
 	uint64_t connections_max;
-	uint32_t backend;               /* enum ksf_backend; KSF_BACKEND_KSF */
-	uint32_t reserved;              /* 0 */
 	/* Tells long work from short: the class of a message, from 0 on, or -1. NULL: there are none. Threads that receive
 	 * call it, several at once: it must be quick, and make no call of this library. */
 	int (*classify)(const void *bytes, size_t count, void *context);
@@ -79,26 +67,19 @@ struct ksf_options {
 /* Fills in the defaults; size is sizeof(struct ksf_options). */
 int ksf_options_init(struct ksf_options *options, size_t size);
 
-/* Makes a multiplexor and its first socket. EINVAL: options that make no sense; ENOENT and others: the program. With
- * KSF_BACKEND_KCM also EAFNOSUPPORT: the kernel has no AF_KCM; EPERM, EACCES: a right is missing (CAP_BPF and CAP_PERFMON
- * are needed); EOPNOTSUPP: AF_KCM cannot do it (in_order, classify, header_bytes_max, mux_bytes_max,
- * instructions). */
+/* Makes a multiplexor and its first socket. EINVAL: options that make no sense; ENOENT and others: the program. */
 int ksf_open(const struct ksf_options *options, ksf_socket **socket);
 /* Makes another socket of the same multiplexor, for another thread. */
 int ksf_clone(ksf_socket *socket, ksf_socket **other);
-/* Whose multiplexor it is: KSF_BACKEND_KSF or KSF_BACKEND_KCM. */
-int ksf_backend_of(ksf_socket *socket);
 /* Closes a socket. With the last one of a multiplexor its connections are closed. Messages stay valid. */
 void ksf_close(ksf_socket *socket);
 
 /* Attaches a connected TCP or Unix stream socket, and tells its name. On success fd belongs to the multiplexor.
- * EOPNOTSUPP: not such a socket, or one of the Unix domain for AF_KCM; EALREADY: attached already; ENOBUFS: too many. */
+ * EOPNOTSUPP: not such a socket; EALREADY: attached already; ENOBUFS: too many. */
 int ksf_attach(ksf_socket *socket, int fd, uint64_t *connection);
 /* Takes a connection away. *fd is the caller's again. *unread: bytes received that belong to no whole message; they
  * come before what can still be read from it, and must be freed with ksf_free. Both may be NULL: the connection is
- * closed, the bytes are dropped. What was queued for it and not sent is dropped. Returns 1 instead of 0 if AF_KCM keeps
- * bytes that it had read of an unfinished message: what comes next on fd is the rest of that. ENOENT: no such
- * connection. */
+ * closed, the bytes are dropped. What was queued for it and not sent is dropped. ENOENT: no such connection. */
 int ksf_detach(ksf_socket *socket, uint64_t connection, int *fd, void **unread, size_t *unread_bytes);
 /* Frees what ksf_detach returned. */
 void ksf_free(void *bytes);

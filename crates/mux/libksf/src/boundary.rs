@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use ksf_kcm::KcmError;
 use ksf_mux::{AttachError, RecvError, SendError};
 
 /// A failed call: an error number, and words.
@@ -23,17 +22,6 @@ impl Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         Self::new(error.raw_os_error().unwrap_or(libc::EIO), error.to_string())
-    }
-}
-
-impl From<KcmError> for Failure {
-    fn from(error: KcmError) -> Self {
-        // What cannot be had here is told with what gives it.
-        let errno = error.errno().unwrap_or(libc::EOPNOTSUPP);
-        match &error {
-            KcmError::Os { .. } => Self::new(errno, error.to_string()),
-            _ => Self::new(errno, format!("{error}; {}", error.remedy())),
-        }
     }
 }
 

@@ -12,9 +12,8 @@ mod structs;
 pub use message::{ksf_message_connection, ksf_message_data, ksf_message_free, ksf_message_reply};
 pub use options::{KsfOptions, ksf_options_init};
 pub use socket::{
-    Socket, ksf_attach, ksf_backend_of, ksf_clone, ksf_close, ksf_connections, ksf_detach, ksf_event_fd,
-    ksf_event_next, ksf_fd, ksf_free, ksf_open, ksf_receive, ksf_receive_many, ksf_send, ksf_send_to,
-    ksf_set_receiving, ksf_stats_read,
+    Socket, ksf_attach, ksf_clone, ksf_close, ksf_connections, ksf_detach, ksf_event_fd, ksf_event_next, ksf_fd,
+    ksf_free, ksf_open, ksf_receive, ksf_receive_many, ksf_send, ksf_send_to, ksf_set_receiving, ksf_stats_read,
 };
 pub use structs::{KsfEvent, KsfStats};
 

@@ -2,8 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use ksf_kcm::AnyMessage;
-use ksf_mux::backend::Received as _;
+use ksf_mux::Message;
 
 use crate::boundary::{at, bytes, call, quiet};
 
@@ -13,7 +12,7 @@ use crate::boundary::{at, bytes, call, quiet};
 ///
 /// `message` is null or comes from a receiving call and is not freed; `count` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_message_data(message: *const AnyMessage, count: *mut usize) -> *const c_void {
+pub unsafe extern "C" fn ksf_message_data(message: *const Message, count: *mut usize) -> *const c_void {
     // SAFETY: both pointers are as the header demands.
     quiet(std::ptr::null(), || unsafe {
         let message = message.as_ref();
@@ -30,7 +29,7 @@ pub unsafe extern "C" fn ksf_message_data(message: *const AnyMessage, count: *mu
 ///
 /// `message` is null or comes from a receiving call and is not freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_message_connection(message: *const AnyMessage) -> u64 {
+pub unsafe extern "C" fn ksf_message_connection(message: *const Message) -> u64 {
     // SAFETY: the pointer is as the header demands.
     quiet(u64::MAX, || unsafe { message.as_ref() }.map_or(u64::MAX, |message| message.connection().to_u64()))
 }
@@ -41,7 +40,7 @@ pub unsafe extern "C" fn ksf_message_connection(message: *const AnyMessage) -> u
 ///
 /// `message` is null or comes from a receiving call and is not freed; there are `count` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_message_reply(message: *mut AnyMessage, body: *const c_void, count: usize) -> c_int {
+pub unsafe extern "C" fn ksf_message_reply(message: *mut Message, body: *const c_void, count: usize) -> c_int {
     call(|| {
         // SAFETY: the pointers are as the header demands.
         let (message, body) = unsafe { (at(message, "message")?, bytes(body, count)?) };
@@ -56,7 +55,7 @@ pub unsafe extern "C" fn ksf_message_reply(message: *mut AnyMessage, body: *cons
 ///
 /// `message` is null or comes from a receiving call and is not freed; no other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_message_free(message: *mut AnyMessage) {
+pub unsafe extern "C" fn ksf_message_free(message: *mut Message) {
     quiet((), || {
         if !message.is_null() {
             // SAFETY: receiving calls make it with Box::into_raw, and the caller frees it once.

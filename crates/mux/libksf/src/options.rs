@@ -7,7 +7,6 @@ use std::sync::Arc;
 use ksf::Order;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf_bpf_framing::FramingProgram;
-use ksf_kcm::Backend;
 use ksf_mux::MessageFraming;
 
 use crate::boundary::{Failure, bytes, call, place};
@@ -34,8 +33,6 @@ pub struct KsfOptions {
     out_queue_bytes_max: u64,
     mux_bytes_max: u64,
     connections_max: u64,
-    backend: u32,
-    reserved: u32,
     classify: Option<Classify>,
     classify_context: *mut c_void,
     class_caps: *const u32,
@@ -72,11 +69,6 @@ const LENGTH: u32 = 1;
 const RECORD_MARK: u32 = 2;
 const PROGRAM: u32 = 3;
 
-/// `enum ksf_backend`.
-pub(crate) const KSF: u32 = 0;
-pub(crate) const KCM: u32 = 1;
-const AUTO: u32 = 2;
-
 impl KsfOptions {
     const fn defaults() -> Self {
         Self {
@@ -98,8 +90,6 @@ impl KsfOptions {
             out_queue_bytes_max: 0,
             mux_bytes_max: 0,
             connections_max: 0,
-            backend: KSF,
-            reserved: 0,
             classify: None,
             classify_context: std::ptr::null_mut(),
             class_caps: std::ptr::null(),
@@ -129,16 +119,6 @@ impl KsfOptions {
             std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours, size.min(size_of::<Self>()));
         }
         Ok(options)
-    }
-
-    /// Whose multiplexor is wanted.
-    pub(crate) fn backend(&self) -> Result<Backend, Failure> {
-        match (self.backend, self.reserved) {
-            (KSF, 0) => Ok(Backend::Ksf),
-            (KCM, 0) => Ok(Backend::Kernel),
-            (AUTO, 0) => Ok(Backend::Auto),
-            _ => Err(Failure::new(libc::EINVAL, "options.backend is none of enum ksf_backend, or reserved is not 0")),
-        }
     }
 
     /// In the words of the multiplexor.

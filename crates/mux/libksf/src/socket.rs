@@ -5,32 +5,34 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ksf_kcm::{AnyMessage, AnyMux, AnySocket, Backend};
-use ksf_mux::backend::{CALL_MESSAGES_MAX, Endpoint as _, Multiplexor as _, Received as _, ReplyOrder};
-use ksf_mux::{ConnectionId, RecvError, SendError, SendOptions};
+use ksf_mux::{
+    CALL_MESSAGES_MAX, ConnectionId, Message, MessageSocket, Mux, RecvError, ReplyOrder, SendError, SendOptions,
+};
 
 use crate::boundary::{Failure, at, bytes, call, place, quiet};
-use crate::options::{KCM, KSF, KsfOptions};
+use crate::options::KsfOptions;
 use crate::structs::{KsfEvent, KsfStats, fill};
 
 /// `ksf_socket`.
 #[derive(Debug)]
 pub struct Socket {
-    mux: AnyMux,
-    socket: AnySocket,
+    mux: Mux,
+    socket: MessageSocket,
     /// Where messages go that name no connection.
     order: Mutex<ReplyOrder>,
 }
 
 impl Socket {
-    fn new(mux: AnyMux) -> Result<*mut Self, Failure> {
+    fn new(mux: Mux) -> Result<*mut Self, Failure> {
         let socket = mux.socket()?;
+        // A socket that may be polled takes one message at a time, so that the others stay free for all threads.
+        socket.poll_fd()?;
         Ok(Box::into_raw(Box::new(Self { mux, socket, order: Mutex::default() })))
     }
 
     /// A message, or none in time.
-    fn receive(&self, timeout_ms: c_int) -> Result<Option<AnyMessage>, Failure> {
-        match self.socket.receive(u64::try_from(timeout_ms).ok().map(Duration::from_millis)) {
+    fn receive(&self, timeout_ms: c_int) -> Result<Option<Message>, Failure> {
+        match self.socket.recv_within(u64::try_from(timeout_ms).ok().map(Duration::from_millis)) {
             Ok(message) => Ok(Some(message)),
             Err(RecvError::WouldBlock | RecvError::TimedOut(_)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -67,11 +69,8 @@ pub unsafe extern "C" fn ksf_open(options: *const KsfOptions, socket: *mut *mut 
     call(|| {
         let socket = place(socket, "socket")?;
         // SAFETY: the options are as the header demands.
-        let (backend, options) = unsafe {
-            let options = KsfOptions::read(options)?;
-            (options.backend()?, options.translate()?)
-        };
-        let opened = Socket::new(AnyMux::open(backend, options)?)?;
+        let options = unsafe { KsfOptions::read(options)?.translate()? };
+        let opened = Socket::new(Mux::new(options)?)?;
         // SAFETY: the place can be written.
         unsafe { socket.write(opened) };
         Ok(0)
@@ -90,20 +89,6 @@ pub unsafe extern "C" fn ksf_clone(socket: *mut Socket, other: *mut *mut Socket)
         // SAFETY: the socket is open, and the place can be written.
         unsafe { other.write(Socket::new(at(socket, "socket")?.mux.clone())?) };
         Ok(0)
-    })
-}
-
-/// Whose multiplexor it is.
-///
-/// # Safety
-///
-/// `socket` is null or open.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_backend_of(socket: *mut Socket) -> c_int {
-    call(|| {
-        // SAFETY: the socket is open.
-        let backend = unsafe { at(socket, "socket")? }.mux.backend();
-        Ok(if backend == Backend::Kernel { KCM } else { KSF } as c_int)
     })
 }
 
@@ -192,7 +177,7 @@ pub unsafe extern "C" fn ksf_detach(
                 *fd = detached.socket.into_raw_fd();
             }
         }
-        Ok((detached.lost_bytes > 0).into())
+        Ok(0)
     })
 }
 
@@ -224,7 +209,7 @@ pub unsafe extern "C" fn ksf_connections(socket: *mut Socket) -> c_int {
 ///
 /// `socket` is null or open; `message` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, message: *mut *mut AnyMessage) -> c_int {
+pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, message: *mut *mut Message) -> c_int {
     // SAFETY: the same contract, for one.
     unsafe { ksf_receive_many(socket, timeout_ms, message, 1) }
 }
@@ -238,7 +223,7 @@ pub unsafe extern "C" fn ksf_receive(socket: *mut Socket, timeout_ms: c_int, mes
 pub unsafe extern "C" fn ksf_receive_many(
     socket: *mut Socket,
     timeout_ms: c_int,
-    messages: *mut *mut AnyMessage,
+    messages: *mut *mut Message,
     max: usize,
 ) -> c_int {
     call(|| {

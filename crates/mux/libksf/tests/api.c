@@ -1,7 +1,4 @@
-/* Every call of libksf, and what it does with wrong arguments. Ends with 0 if all is as ksf.h says.
- *
- *   api [ksf|kcm|auto]    whose multiplexor; with auto: prints which it was
- */
+/* Every call of libksf, and what it does with wrong arguments. Ends with 0 if all is as ksf.h says. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,25 +27,15 @@ static const char hello[] = "\0\0\0\5hello", other[] = "\0\0\0\3you";
 #define HELLO 9
 #define OTHER 7
 
-static uint32_t wanted = KSF_BACKEND_KSF, got = KSF_BACKEND_KSF;
-
 static int open_socket(ksf_socket **socket)
 {
 	struct ksf_options options;
-	int result;
 
 	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
-	CHECK(options.backend == KSF_BACKEND_KSF && options.reserved == 0);
-	options.backend = wanted;
-	result = ksf_open(&options, socket);
-	if (result == 0) {
-		got = ksf_backend_of(*socket);
-		CHECK(wanted == KSF_BACKEND_AUTO || got == wanted);
-	}
-	return result;
+	return ksf_open(&options, socket);
 }
 
-/* Both ends of a connection: AF_KCM takes no other than those of TCP. */
+/* Both ends of a connection. */
 static void make_pair(int pair[2])
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -102,14 +89,6 @@ static void wrong_arguments(void)
 	options.size = 1;
 	CHECK(ksf_open(&options, &socket) == -EINVAL);
 
-	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
-	options.backend = 3;
-	CHECK(ksf_open(&options, &socket) == -EINVAL && strstr(ksf_last_error(), "backend"));
-	options.backend = wanted;
-	options.reserved = 1;
-	CHECK(ksf_open(&options, &socket) == -EINVAL);
-	CHECK(ksf_backend_of(NULL) == -EINVAL);
-
 	CHECK(open_socket(&socket) == 0);
 	CHECK(ksf_attach(NULL, 0, NULL) == -EINVAL);
 	CHECK(ksf_attach(socket, -1, NULL) == -EBADF);
@@ -162,7 +141,6 @@ static void messages(void)
 	CHECK(ksf_receive(first, 0, &message) == 0 && ksf_receive(first, 10, &message) == 0);
 	connection = attach_pair(first, &peer);
 	CHECK(ksf_connections(second) == 1);
-	/* AF_KCM binds a message to a socket when it comes: only one receives at a time. */
 	CHECK(ksf_set_receiving(first, 0) == 0);
 
 	CHECK(write(peer, hello, HELLO) == HELLO);
@@ -269,7 +247,6 @@ static void back_pressure(void)
 
 	memcpy(body, &length, sizeof(length));
 	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
-	options.backend = wanted;
 	options.out_queue_bytes_max = 1 << 20;
 	options.connection_bytes_max = 2 << 20;
 	CHECK(ksf_open(&options, &socket) == 0);
@@ -353,10 +330,8 @@ static void detach(void)
 	CHECK(write(peer, buffer, HELLO + 6) == HELLO + 6);
 	CHECK(ksf_receive(socket, PATIENCE_MS, &message) == 1);
 	ksf_message_free(message);
-	/* AF_KCM keeps the half to itself, and that is said. */
-	int keeps = got == KSF_BACKEND_KCM;
-	CHECK(ksf_detach(socket, connection, &fd, &unread, &bytes) == keeps);
-	CHECK(keeps ? bytes == 0 && unread == NULL : bytes == 6 && memcmp(unread, hello, 6) == 0);
+	CHECK(ksf_detach(socket, connection, &fd, &unread, &bytes) == 0);
+	CHECK(bytes == 6 && memcmp(unread, hello, 6) == 0);
 	ksf_free(unread);
 	CHECK(write(peer, "llo", 3) == 3);
 	polled.fd = fd;
@@ -397,11 +372,6 @@ static void classes(void)
 	options.class_caps = &none;
 	CHECK(ksf_open(&options, &first) == -EINVAL && strstr(ksf_last_error(), "0"));
 	options.class_caps = &one;
-	options.backend = wanted;
-	if (wanted == KSF_BACKEND_KCM) {
-		CHECK(ksf_open(&options, &first) == -EOPNOTSUPP && strstr(ksf_last_error(), "classes"));
-		return;
-	}
 	CHECK(ksf_open(&options, &first) == 0 && ksf_clone(first, &second) == 0);
 	attach_pair(first, &peer);
 	CHECK(write(peer, hello, HELLO) == HELLO && write(peer, hello, HELLO) == HELLO);
@@ -425,28 +395,8 @@ static void classes(void)
 	close(peer);
 }
 
-/* Where there is no AF_KCM, or it cannot do what is asked for, that is said in time. */
-static void choice(void)
+int main(void)
 {
-	struct ksf_options options;
-	ksf_socket *socket;
-
-	CHECK(ksf_options_init(&options, sizeof(options)) == 0);
-	options.backend = KSF_BACKEND_KCM;
-	options.in_order = 1;
-	int result = ksf_open(&options, &socket);
-	CHECK(result == (got == KSF_BACKEND_KCM ? -EOPNOTSUPP : result) && result < 0);
-	CHECK(strstr(ksf_last_error(), "; ")); /* what helps */
-	/* What it cannot do is done by the library, where that is left open. */
-	options.backend = KSF_BACKEND_AUTO;
-	CHECK(ksf_open(&options, &socket) == 0 && ksf_backend_of(socket) == KSF_BACKEND_KSF);
-	ksf_close(socket);
-}
-
-int main(int argc, char **argv)
-{
-	if (argc > 1)
-		wanted = !strcmp(argv[1], "kcm") ? KSF_BACKEND_KCM : !strcmp(argv[1], "auto") ? KSF_BACKEND_AUTO : 0;
 	CHECK(strcmp(ksf_version(), "0.1.0") == 0);
 	wrong_arguments();
 	newer_header();
@@ -455,9 +405,6 @@ int main(int argc, char **argv)
 	back_pressure();
 	event_loop();
 	detach();
-	choice();
 	classes();
-	if (wanted == KSF_BACKEND_AUTO)
-		printf("%s\n", got == KSF_BACKEND_KCM ? "kcm" : "ksf");
 	return 0;
 }

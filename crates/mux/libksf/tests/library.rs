@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ksf_lab::{Lab, turn};
 use ksf_test::{Running, folder, own_network, repository, run};
 
 thread_local! {
@@ -72,63 +71,6 @@ fn every_client_gets_its_own_answers() {
     }
 }
 
-/// The same program where the choice is left open: on whatever this kernel has.
-#[test]
-fn who_leaves_the_choice_gets_what_there_is() {
-    own_network();
-    let api = compile("crates/mux/libksf/tests/api.c");
-    let chosen = run(program(&api).arg("auto"));
-    let wanted = program(&api).arg("kcm").output().unwrap();
-    if chosen == "kcm\n" {
-        assert!(wanted.status.success(), "{wanted:?}");
-    } else {
-        assert_eq!(chosen, "ksf\n");
-        // It says why not, and what helps.
-        let words = String::from_utf8_lossy(&wanted.stderr);
-        assert!(!wanted.status.success() && words.contains("AF_KCM") && words.contains("; "), "{words}");
-    }
-}
-
-/// A kernel that has it, and the same with the module on no disk and not loaded.
-#[test]
-fn the_same_programs_run_on_the_kernels_af_kcm() {
-    const RUN: &str = r#"
-api kcm
-api ksf
-api auto
-for mux in kcm ksf; do
-    mkfifo /tmp/in
-    : > /tmp/port
-    echo_workers 3 0 $mux < /tmp/in > /tmp/port &
-    server=$!
-    exec 3> /tmp/in
-    until read port < /tmp/port; do kill -0 $server; done
-    spread_client $port 4 2000 $mux
-    exec 3>&-
-    wait $server
-    rm /tmp/in
-done
-"#;
-    let Some(_turn) = turn() else { return };
-    let lab = |script: &str| {
-        let sources = ["crates/mux/libksf/tests/api.c", "examples/c/echo_workers.c", "examples/c/spread_client.c"];
-        let lab = Lab::script(script).tool("mkfifo").tool("rm").cpus(2).memory_mib(1024);
-        let lab = lab.file(library().join("libksf.so.0"), "/usr/lib/libksf.so.0");
-        sources.iter().fold(lab, |lab, source| {
-            let program = compile(source);
-            let name = program.file_name().unwrap().to_str().unwrap().to_owned();
-            lab.file(program, format!("/bin/{name}"))
-        })
-    };
-    let output = lab(RUN).module("kcm").run().unwrap().checked().unwrap();
-    let replies = "2000 replies: 500 500 500 500\n";
-    assert_eq!(output, format!("kcm\n{replies}{replies}"));
-
-    let output = lab("api auto; api kcm 2>&1 || echo status $?").run().unwrap().checked().unwrap();
-    assert!(output.starts_with("ksf\n") && output.ends_with("status 1\n"), "{output}");
-    assert!(output.contains("AF_KCM"), "{output}");
-}
-
 #[test]
 fn the_header_is_c_and_cxx_and_has_the_layout_of_the_library() {
     let sizes = [
@@ -172,6 +114,8 @@ fn nothing_but_the_interface_is_visible() {
     }
     let dynamic = run(Command::new("readelf").arg("-d").arg(library().join("libksf.so.0")));
     assert!(dynamic.contains("soname: [libksf.so.0]"), "{dynamic}");
+    // Nothing of it loads programs into the kernel.
+    assert!(!dynamic.contains("libelf") && !dynamic.contains("libz."), "{dynamic}");
 }
 
 #[test]

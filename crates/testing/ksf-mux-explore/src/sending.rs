@@ -79,7 +79,7 @@ pub fn accounts_for_every_message(end: End, room_bytes: usize, repeatable: bool)
     if let End::Broken(bytes) = end {
         socket.0.lock().unwrap().breaks_at = Some(bytes);
     }
-    let out_queue = Arc::new(OutQueue::new(Arc::clone(&socket)));
+    let out_queue = Arc::new(OutQueue::new(Arc::clone(&socket), Arc::default()));
     let failures = Arc::new(AtomicUsize::new(0));
     let send = |out_queue: &OutQueue<Socket>, failures: &AtomicUsize| {
         if matches!(out_queue.send(), Sent::Failed(_)) {

@@ -1,8 +1,7 @@
 //! The contract of AF_KCM, without a kernel that has it: message sockets as programs know them from
 //! Documentation/networking/kcm.rst, on the multiplexor of this crate.
 //!
-//! [`KcmSocket`] is one socket, on [`Mux`](crate::Mux) or, by way of `ksf-kcm`, on the kernel's own;
-//! [`KcmSocket::try_clone`] makes others of the same multiplexor. Messages are seen and written as they are on the wire,
+//! [`KcmSocket`] is one socket; [`KcmSocket::try_clone`] makes others of the same multiplexor. Messages are seen and written as they are on the wire,
 //! and cut by a [`FramingProgram`](ksf_bpf_framing::FramingProgram). `docs/kcm.md` has every rule with what AF_KCM does,
 //! what this does, and the test that shows it.
 //!
@@ -21,4 +20,5 @@ pub use error::{KcmSocketError, NotAttached, OpenError};
 pub use flags::Flags;
 pub use receive::{RecvBuffer, RecvInfo};
 pub use socket::{AttachOptions, KcmOptions, KcmSocket, Kind, Routing};
-pub use stats::{ConnectionStats, EndCounts, KcmStats, MuxStats, SocketStats, proc_net_kcm, proc_net_kcm_stats};
+pub(crate) use stats::EndCounts;
+pub use stats::{ConnectionStats, KcmStats, MuxStats, SocketStats, proc_net_kcm, proc_net_kcm_stats};

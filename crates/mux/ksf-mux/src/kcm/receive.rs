@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::error::KcmSocketError;
 use super::flags::Flags;
-use super::socket::{KcmSocket, Kind, MessageOf, lock};
-use crate::backend::{Endpoint as _, Multiplexor, Received};
+use super::socket::{KcmSocket, Kind, lock};
 use crate::error::RecvError;
 use crate::mux::ConnectionId;
 use crate::reply_order::{CALL_MESSAGES_MAX, ReplyOrder, this_thread};
+use crate::socket::Message;
 
 /// What a call received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,29 +36,24 @@ pub struct RecvBuffer<'a, 'b> {
 }
 
 /// What was received.
-pub(super) struct Receiving<T> {
+#[derive(Default)]
+pub(super) struct Receiving {
     /// Messages that were peeked at or not read to their end.
-    pub(super) held: VecDeque<Held<T>>,
+    pub(super) held: VecDeque<Held>,
     /// Where answers go.
     pub(super) order: ReplyOrder,
 }
 
-impl<T> Default for Receiving<T> {
-    fn default() -> Self {
-        Self { held: VecDeque::new(), order: ReplyOrder::default() }
-    }
-}
-
 /// A message that was received and is not done with.
-pub(super) struct Held<T> {
-    pub(super) message: T,
+pub(super) struct Held {
+    pub(super) message: Message,
     /// Bytes of it that were read.
     pub(super) at: usize,
     /// The thread that read the last of them, and may answer; 0: none has.
     reader: u64,
 }
 
-impl<T: Received> Held<T> {
+impl Held {
     /// Bytes of it are read by the calling thread, which so has received it, as the `at`-th message of its call.
     fn is_read(&mut self, order: &mut ReplyOrder, at: usize) {
         let thread = this_thread();
@@ -69,8 +64,6 @@ impl<T: Received> Held<T> {
         }
     }
 }
-
-type ReceivingOf<'a, M> = MutexGuard<'a, Receiving<MessageOf<M>>>;
 
 /// How long a call waits.
 #[derive(Clone, Copy)]
@@ -100,7 +93,7 @@ impl Wait {
     }
 }
 
-impl<M: Multiplexor> KcmSocket<M> {
+impl KcmSocket {
     /// `recvmsg`: the next message, or the next piece of one, into `parts`.
     pub fn recvmsg(&self, parts: &mut [IoSliceMut<'_>], flags: Flags) -> Result<RecvInfo, KcmSocketError> {
         self.recvmsg_at(0, parts, flags)
@@ -108,7 +101,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 
     /// The same, as the `at`-th message of a call that receives several, counted from 0: messages are answered in this
     /// order. For callers that make a call like [`Self::recvmmsg`] themselves; of at most
-    /// [`CALL_MESSAGES_MAX`](crate::backend::CALL_MESSAGES_MAX).
+    /// [`CALL_MESSAGES_MAX`](crate::CALL_MESSAGES_MAX).
     pub fn recvmsg_at(
         &self,
         at: usize,
@@ -125,7 +118,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 
     /// `recvmmsg`: a message for each slot. Returns how many there were; fails only if there was none. Waits for all of
     /// them, or for the first only ([`Flags::WAITFORONE`]), at most for `timeout` in all. What is sent next answers them in
-    /// their order. Fills at most [`CALL_MESSAGES_MAX`](crate::backend::CALL_MESSAGES_MAX) slots.
+    /// their order. Fills at most [`CALL_MESSAGES_MAX`](crate::CALL_MESSAGES_MAX) slots.
     pub fn recvmmsg(
         &self,
         slots: &mut [RecvBuffer<'_, '_>],
@@ -218,14 +211,14 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// What was received, with at least one message held.
-    pub(super) fn front(&self, wait: Wait) -> Result<ReceivingOf<'_, M>, KcmSocketError> {
+    pub(super) fn front(&self, wait: Wait) -> Result<MutexGuard<'_, Receiving>, KcmSocketError> {
         loop {
             let receiving = lock(&self.receiving);
             if !receiving.held.is_empty() {
                 return Ok(receiving);
             }
             drop(receiving);
-            match self.socket.receive(wait.left()) {
+            match self.socket.recv_within(wait.left()) {
                 Ok(message) => {
                     let mut receiving = lock(&self.receiving);
                     receiving.held.push_back(Held { message, at: 0, reader: 0 });
@@ -239,7 +232,7 @@ impl<M: Multiplexor> KcmSocket<M> {
 
     fn wait_until_enabled(&self, wait: Wait) -> Result<(), KcmSocketError> {
         let receiving = lock(&self.receiving);
-        let disabled = |_: &mut Receiving<MessageOf<M>>| !self.is_receiving();
+        let disabled = |_: &mut Receiving| !self.is_receiving();
         match wait.left() {
             None => drop(self.enabled.wait_while(receiving, disabled)),
             Some(left) => {
@@ -253,7 +246,7 @@ impl<M: Multiplexor> KcmSocket<M> {
         Ok(())
     }
 
-    fn finished(&self, held: Held<MessageOf<M>>) {
+    fn finished(&self, held: Held) {
         self.counts.rx_messages.fetch_add(1, Ordering::Relaxed);
         self.counts.rx_bytes.fetch_add(held.message.len() as u64, Ordering::Relaxed);
     }

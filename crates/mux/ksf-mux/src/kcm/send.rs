@@ -10,7 +10,6 @@ use super::error::KcmSocketError;
 use super::flags::Flags;
 use super::socket::{KcmSocket, Kind, lock};
 use super::stats::NO_BATCH;
-use crate::backend::{Endpoint as _, Multiplexor};
 use crate::error::SendError;
 use crate::mux::ConnectionId;
 use crate::reply_order::Unanswered;
@@ -51,7 +50,7 @@ impl Sending {
     }
 }
 
-impl<M: Multiplexor> KcmSocket<M> {
+impl KcmSocket {
     /// `sendmsg`: a message, or a piece of one, to the connection of the message that it answers (`docs/kcm.md`, "Which
     /// connection a message goes to"). Success means that it is queued. Returns the bytes taken: all of them.
     ///

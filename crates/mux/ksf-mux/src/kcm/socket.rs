@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use ksf::Order;
 use ksf::limits::Limits;
 use ksf_bpf_framing::FramingProgram;
 use rustix::net::sockopt::{self, Timeout};
@@ -15,12 +16,12 @@ use super::error::{KcmSocketError, NotAttached, OpenError};
 use super::receive::Receiving;
 use super::send::Sending;
 use super::stats::SocketCounts;
-use crate::backend::{Endpoint, Multiplexor};
 use crate::error::AttachError;
 use crate::monitor::Event;
 use crate::mux::{ConnectionId, Detached, Mux};
 use crate::options::MessageFraming;
 use crate::reply_order::Unanswered;
+use crate::socket::MessageSocket;
 use crate::sync::Arc;
 
 /// The type of a message socket.
@@ -108,12 +109,10 @@ pub struct AttachOptions {
 
 /// A message socket with the contract of AF_KCM. A thread has one of its own: where several threads receive from one,
 /// a message that one of them left unfinished is not announced to those that wait already.
-///
-/// `M` is what it stands on: [`Mux`], or the kernel's AF_KCM by way of `ksf-kcm`.
-pub struct KcmSocket<M: Multiplexor = Mux> {
-    pub(super) group: Arc<Group<M>>,
-    pub(super) socket: M::Socket,
-    pub(super) receiving: Mutex<Receiving<MessageOf<M>>>,
+pub struct KcmSocket {
+    pub(super) group: Arc<Group>,
+    pub(super) socket: MessageSocket,
+    pub(super) receiving: Mutex<Receiving>,
     /// Wakes the threads that wait for a disabled socket.
     pub(super) enabled: Condvar,
     pub(super) sending: Mutex<Sending>,
@@ -129,12 +128,9 @@ struct Timeouts {
     send: Option<Duration>,
 }
 
-/// A message of a multiplexor.
-pub(super) type MessageOf<M> = <<M as Multiplexor>::Socket as Endpoint>::Message;
-
 /// What the sockets of a multiplexor share.
-pub(super) struct Group<M> {
-    pub(super) mux: M,
+pub(super) struct Group {
+    pub(super) mux: Mux,
     kind: Kind,
     pub(super) options: KcmOptions,
     /// Attached connections by the cookie of their socket.
@@ -153,13 +149,7 @@ impl KcmSocket {
         let never = ksf::framing::Framing::LengthPrefix(ksf::framing::LengthPrefix::big_endian(4));
         let mut mux = crate::MuxOptions::new(never);
         mux.limits = options.limits.clone();
-        Self::on(Mux::new(mux)?, kind, options)
-    }
-}
-
-impl<M: Multiplexor> KcmSocket<M> {
-    /// The first socket on this multiplexor, which has no connections yet.
-    pub fn on(mux: M, kind: Kind, options: KcmOptions) -> std::io::Result<Self> {
+        let mux = Mux::new(mux)?;
         // AF_KCM keeps errors of connections until the program asks; here they are events, kept from now on.
         let _ = mux.event_fd();
         Self::with_group(Arc::new(Group {
@@ -174,8 +164,10 @@ impl<M: Multiplexor> KcmSocket<M> {
         }))
     }
 
-    fn with_group(group: Arc<Group<M>>) -> std::io::Result<Self> {
+    fn with_group(group: Arc<Group>) -> std::io::Result<Self> {
         let socket = group.mux.socket()?;
+        // A socket that may be polled takes one message at a time, so that the others stay free for all workers.
+        socket.poll_fd()?;
         let mut sockets = lock(&group.sockets);
         sockets.retain(|counts| counts.strong_count() > 0);
         let index = (0..).find(|index| sockets.iter().filter_map(Weak::upgrade).all(|counts| counts.index != *index));
@@ -223,7 +215,7 @@ impl<M: Multiplexor> KcmSocket<M> {
         let cookie = sockopt::socket_cookie(&socket).ok();
         let framing = MessageFraming::Program(program);
         let mut attached = lock(&self.group.attached);
-        let connection = self.group.mux.attach_limited(socket, framing, limits)?;
+        let connection = self.group.mux.shared().attach_limited(socket, framing, Order::Free, None, Some(limits))?;
         attached.extend(cookie.map(|cookie| (cookie, connection)));
         Ok(connection)
     }
@@ -252,7 +244,7 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 
     /// The multiplexor, for its events and connections.
-    pub fn mux(&self) -> &M {
+    pub fn mux(&self) -> &Mux {
         &self.group.mux
     }
 
@@ -346,7 +338,7 @@ impl<M: Multiplexor> KcmSocket<M> {
     }
 }
 
-impl<M: Multiplexor> Drop for KcmSocket<M> {
+impl Drop for KcmSocket {
     fn drop(&mut self) {
         // What was not begun goes to others; the rest of a message that was begun goes with this socket.
         for held in lock(&self.receiving).held.drain(..).rev().filter(|held| held.at == 0) {
@@ -358,7 +350,7 @@ impl<M: Multiplexor> Drop for KcmSocket<M> {
     }
 }
 
-impl<M: Multiplexor> fmt::Debug for KcmSocket<M> {
+impl fmt::Debug for KcmSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KcmSocket")
             .field("kind", &self.kind())

@@ -5,10 +5,8 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ksf_bpf_framing::RunError;
-use rustix::io::Errno;
 
 use super::socket::{KcmSocket, lock};
-use crate::backend::Multiplexor;
 use crate::connection::{Connection, Counts};
 use crate::error::ConnectionError;
 use crate::mux::{ConnectionId, Mux};
@@ -48,7 +46,7 @@ impl SocketCounts {
 
 /// Ends of connections, by cause.
 #[derive(Debug, Default)]
-pub struct EndCounts {
+pub(crate) struct EndCounts {
     rx_aborts: AtomicU64,
     rx_interrupted: AtomicU64,
     rx_unrecoverable: AtomicU64,
@@ -61,7 +59,7 @@ pub struct EndCounts {
 
 impl EndCounts {
     /// Counts one.
-    pub fn note(&self, error: &ConnectionError) {
+    pub(crate) fn note(&self, error: &ConnectionError) {
         let cause = match error {
             ConnectionError::PeerClosed
             | ConnectionError::IdleTimeout { .. }
@@ -76,11 +74,7 @@ impl EndCounts {
             ConnectionError::Program(RunError::TooShort { .. } | RunError::InOldData { .. }) => {
                 Some(&self.rx_bad_length)
             }
-            ConnectionError::Kernel { errno } if *errno == Errno::MSGSIZE.raw_os_error() => Some(&self.rx_too_big),
-            ConnectionError::Kernel { errno } if *errno == Errno::PROTO.raw_os_error() => Some(&self.rx_bad_length),
             ConnectionError::Program(_)
-            | ConnectionError::Kernel { .. }
-            | ConnectionError::Miscut { .. }
             | ConnectionError::Malformed(_)
             | ConnectionError::Refused { .. }
             | ConnectionError::HandedBack => Some(&self.rx_unrecoverable),
@@ -103,7 +97,7 @@ impl EndCounts {
 
 impl EndCounts {
     /// Puts them where they belong.
-    pub fn fill(&self, stats: &mut MuxStats) {
+    fn fill(&self, stats: &mut MuxStats) {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         stats.rx_aborts = load(&self.rx_aborts);
         stats.rx_interrupted = load(&self.rx_interrupted);
@@ -241,7 +235,8 @@ impl Mux {
         stats
     }
 
-    pub(crate) fn kcm_connection_stats(&self) -> Vec<ConnectionStats> {
+    /// The counters of each attached connection.
+    pub fn connection_stats(&self) -> Vec<ConnectionStats> {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let of = |conn: &Arc<Connection>| ConnectionStats {
             connection: conn.id,
@@ -259,25 +254,7 @@ impl Mux {
     }
 }
 
-impl ConnectionStats {
-    /// Of a connection of which nothing is counted yet.
-    pub fn of(connection: ConnectionId) -> Self {
-        Self {
-            connection,
-            rx_messages: 0,
-            rx_bytes: 0,
-            tx_messages: 0,
-            tx_bytes: 0,
-            waiting_messages: 0,
-            waiting_bytes: 0,
-            unsent_bytes: 0,
-            is_ended: false,
-            is_paused: false,
-        }
-    }
-}
-
-impl<M: Multiplexor> KcmSocket<M> {
+impl KcmSocket {
     /// Counters of the multiplexor, now.
     pub fn stats(&self) -> KcmStats {
         let group = &self.group;

@@ -39,7 +39,6 @@ pub(crate) use pressure::Pressure;
 pub(crate) use receiving::{Receiver, WorkerCx};
 pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
-pub use table::check_stream;
 use waiting::SIGNAL;
 
 /// Names a connection of a multiplexor, as connections of shards are named: a late reply never reaches another peer.
@@ -59,9 +58,6 @@ pub struct Detached {
     pub unread: Vec<u8>,
     /// Bytes queued that were not sent. The first ones may be the rest of a message whose beginning was sent.
     pub unsent: Vec<u8>,
-    /// Bytes received that belong to no whole message and cannot be had: AF_KCM keeps what it has read of one to itself.
-    /// The stream cannot be cut any more then. 0 on [`Mux`].
-    pub lost_bytes: usize,
 }
 
 /// What all handles share.

@@ -7,7 +7,7 @@ use ksf::error::FramingError;
 use ksf::output::Output;
 use ksf::pool::Chunk;
 
-use super::{ConnectionId, Shared, now};
+use super::{ConnectionId, Mux, Shared, now};
 use crate::connection::{Admission, Connection};
 use crate::error::{ConnectionError, SendError};
 use crate::out_queue::{Pushed, Sent};
@@ -16,6 +16,27 @@ use crate::timer_thread;
 
 /// Bytes of replies that a worker holds back for those that follow.
 pub(crate) const HELD_BYTES_MAX: usize = 64 << 10;
+
+impl Mux {
+    /// True if this connection has room for an answer; `None`: if some connection has room for a message. Also true where
+    /// there is no such connection: sending fails at once.
+    pub(crate) fn has_room(&self, connection: Option<ConnectionId>) -> bool {
+        let shared = self.shared();
+        if let Some(connection) = connection {
+            return shared.find(connection).is_none_or(|conn| conn.takes(Admission::Answer));
+        }
+        let table = shared.read_table();
+        table.all.is_empty() || table.all.iter().any(|conn| conn.takes(Admission::Send))
+    }
+
+    /// Sends what is queued for this connection, as far as TCP takes it.
+    pub(crate) fn flush(&self, connection: ConnectionId) {
+        let shared = self.shared();
+        if let Some(conn) = shared.find(connection) {
+            shared.send(&conn);
+        }
+    }
+}
 
 impl Shared {
     /// Queues a message for a connection. `more`: others will follow from the same worker at once, so it may wait for

@@ -126,7 +126,7 @@ impl Shared {
         self.counts.retired.add(&conn.counts);
         // Both sides let go of it under their locks, so this is the last holder; a duplicate would do as well.
         let socket = Arc::try_unwrap(socket).or_else(|shared| shared.try_clone()).ok()?;
-        Some(Detached { socket, unread, unsent, lost_bytes: 0 })
+        Some(Detached { socket, unread, unsent })
     }
 
     pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Connection>> {
@@ -169,7 +169,7 @@ impl Table {
 }
 
 /// Refuses what is no connected TCP or Unix stream socket.
-pub fn check_stream(socket: &OwnedFd) -> Result<(), AttachError> {
+fn check_stream(socket: &OwnedFd) -> Result<(), AttachError> {
     let not = |what| Err(AttachError::NotAStream { what });
     match sockopt::socket_type(socket) {
         Err(_) => return not("no socket"),

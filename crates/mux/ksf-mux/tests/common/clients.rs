@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ksf_mux::backend::Multiplexor;
 use ksf_mux::kcm::{Flags, KcmSocket, KcmSocketError, RecvBuffer};
 use ksf_test::{PATIENCE, Random};
 
@@ -63,11 +62,11 @@ impl Client<'_> {
 
 /// Eight clients, four sockets in a thread each, as Documentation/networking/kcm.rst has it. `attach` gives the first
 /// socket a connection, and returns the client's end; `work` receives and answers.
-pub(crate) fn serve<M: Multiplexor>(
-    first: &KcmSocket<M>,
+pub(crate) fn serve(
+    first: &KcmSocket,
     requests: usize,
     attach: impl Fn() -> TcpStream,
-    work: impl Fn(&KcmSocket<M>) -> Result<(), KcmSocketError> + Sync,
+    work: impl Fn(&KcmSocket) -> Result<(), KcmSocketError> + Sync,
 ) {
     let clients: Vec<_> = (0..CONNECTIONS).map(|_| attach()).collect();
     // The first one serves, too: AF_KCM deals messages out to every socket.
@@ -95,7 +94,7 @@ pub(crate) fn serve<M: Multiplexor>(
 }
 
 /// Receives a message, and answers it.
-pub(crate) fn answer_one<M: Multiplexor>(socket: &KcmSocket<M>) -> Result<(), KcmSocketError> {
+pub(crate) fn answer_one(socket: &KcmSocket) -> Result<(), KcmSocketError> {
     let mut buffer = [0; 64];
     let received = socket.recv(&mut buffer, Flags::NONE)?;
     assert_eq!(socket.send(&buffer[..received.bytes], Flags::EOR)?, received.bytes);
@@ -103,7 +102,7 @@ pub(crate) fn answer_one<M: Multiplexor>(socket: &KcmSocket<M>) -> Result<(), Kc
 }
 
 /// Receives several with one call, and answers them with one, or as many as it takes.
-pub(crate) fn answer_many<M: Multiplexor>(socket: &KcmSocket<M>) -> Result<(), KcmSocketError> {
+pub(crate) fn answer_many(socket: &KcmSocket) -> Result<(), KcmSocketError> {
     let mut buffers = [[0; 64]; 16];
     let mut parts: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
     let mut slots: Vec<_> = parts.iter_mut().map(|parts| RecvBuffer { parts, received: None }).collect();

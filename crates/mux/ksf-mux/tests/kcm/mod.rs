@@ -19,7 +19,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use support::*;
 
 /// Observes rows that every multiplexor keeps, and compares them with the record.
-fn observe(step: fn(Open<'_, Mux>, &mut Rows)) {
+fn observe(step: fn(Open<'_>, &mut Rows)) {
     own_network();
     let mut rows = Rows::default();
     step(&|kind, options| KcmSocket::new(kind, options).unwrap(), &mut rows);
