@@ -229,7 +229,7 @@ pub(crate) struct Latency {
     quantiles: Vec<Quantile>,
 }
 
-/// What is read of worktest's JSON (docs/formats/worktest.md).
+/// What is read of worktest's JSON (docs/formats/load-json.md).
 #[derive(Deserialize)]
 struct WorkDocument {
     run: WorkRun,

@@ -161,7 +161,7 @@ fn medium_of(line: &str) -> Result<&str> {
     Ok(medium)
 }
 
-/// What is read of the JSON of `ksf load kv` (docs/formats/kv.md).
+/// What is read of the JSON of `ksf load kv` (docs/formats/load-json.md).
 #[derive(Deserialize)]
 struct Document {
     run: Run,

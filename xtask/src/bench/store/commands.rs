@@ -201,7 +201,7 @@ fn benchmark_rate(text: &str) -> Option<f64> {
     line.split('"').next()?.parse().ok().filter(|rate| *rate > 0.0)
 }
 
-/// What is read of the JSON of `ksf load kv` (docs/formats/kv.md).
+/// What is read of the JSON of `ksf load kv` (docs/formats/load-json.md).
 #[derive(Deserialize)]
 struct Document {
     run: RunPart,

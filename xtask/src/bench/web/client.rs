@@ -116,7 +116,7 @@ impl RunningLoad {
     }
 }
 
-/// What is read of the JSON of `ksf load http` (docs/formats/http.md).
+/// What is read of the JSON of `ksf load http` (docs/formats/load-json.md).
 #[derive(Deserialize)]
 struct Document {
     run: Run,

@@ -1,4 +1,4 @@
-//! The JSON document of echotest and rpctest, described in docs/formats/load-json.md and docs/formats/load.schema.json.
+//! The JSON document of echotest and rpctest, described in docs/formats/load-json.md.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +33,7 @@ pub struct CallBody {
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CallConfig {
     /// `synchronous` (`-a 0`), `closed` or `open`.
     pub mode: String,
@@ -72,6 +73,7 @@ pub struct CallConfig {
 
 /// One iteration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CallRunReport {
     /// From 1.
     pub run: u64,
@@ -111,6 +113,7 @@ pub struct CallRunReport {
 
 /// All iterations together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Total {
     /// Iterations that ran.
     pub runs: u64,
@@ -128,6 +131,7 @@ pub struct Total {
 
 /// How a figure varied over the iterations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Spread {
     /// Smallest.
     pub min: f64,

@@ -1,4 +1,4 @@
-//! What `http` prints: a table, or the JSON document of docs/formats/http.schema.json.
+//! What `http` prints: a table, or the JSON document of docs/formats/load-json.md.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +43,7 @@ pub struct HttpBody {
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HttpConfig {
     /// `closed` or `open`.
     pub mode: String,
@@ -88,6 +89,7 @@ pub struct HttpConfig {
 
 /// Whether the ports last.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PortsReport {
     /// Ephemeral ports of one source towards one destination.
     pub per_pair: u64,
@@ -107,6 +109,7 @@ pub struct PortsReport {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HttpRunReport {
     /// Start, seconds since the epoch.
     pub started_unix_s: f64,
@@ -152,6 +155,7 @@ pub struct HttpRunReport {
 
 /// Requests: `started = answered + failed + unanswered`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Requests {
     /// A connection was opened for them, or they were given one.
     pub started: u64,
@@ -171,6 +175,7 @@ pub struct Requests {
 
 /// Connections: `attempted = established + not_established`, and `established` is the sum of `ended`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Connections {
     /// Begun.
     pub attempted: u64,
@@ -190,6 +195,7 @@ pub struct Connections {
 
 /// Whole answers by the value of a field of their heads; `""` for those without it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TallyReport {
     /// The field.
     pub name: String,
@@ -201,6 +207,7 @@ pub struct TallyReport {
 
 /// What the server used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ServerReport {
     /// The processes that were named.
     pub pids: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What kv prints: a table, or the JSON document of docs/formats/kv.schema.json.
+//! What kv prints: a table, or the JSON document of docs/formats/load-json.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -39,6 +39,7 @@ pub struct KvBody {
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KvConfig {
     /// `closed`, `open` or `audit`.
     pub mode: String,
@@ -84,6 +85,7 @@ pub struct KvConfig {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KvRunReport {
     /// `load`, `audit`, or `fill` where writing all keys before the load has failed.
     pub stage: String,
@@ -129,6 +131,7 @@ pub struct KvRunReport {
 
 /// The commands of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OperationReport {
     /// `get` or `set`.
     pub name: String,
@@ -142,6 +145,7 @@ pub struct OperationReport {
 
 /// What an audit found: every key is in one of `right`, `lost`, `damaged`, `foreign`, `unread`, or has no acknowledged write.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AuditReport {
     /// Runs that wrote the journal.
     pub sessions: u64,

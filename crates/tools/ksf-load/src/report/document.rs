@@ -1,6 +1,7 @@
 //! The JSON document of `--json`: what all tools say, and the parts that their bodies are made of.
 //!
-//! The types can be read back, so that programs which run many measurements need no parser of their own.
+//! The types can be read back, so that programs which run many measurements need no parser of their own. They are the
+//! schema: a member that they do not know is an error. docs/formats/load-json.md describes them.
 //! Times end in `_s` (seconds) or `_us` (microseconds); absent values are `null`, never left out.
 
 use std::io::ErrorKind;
@@ -22,6 +23,7 @@ pub const VERSION: u32 = 1;
 
 /// The whole document; its body is that of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Document<B> {
     /// The name of the format.
     pub format: String,
@@ -114,6 +116,7 @@ pub(crate) fn say(tool: &str, line: &str, io: &mut Io<'_>) {
 
 /// The machine the load came from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Machine {
     /// `uname -s` and `-r`.
     pub kernel: String,
@@ -125,6 +128,7 @@ pub struct Machine {
 
 /// Where the load went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TargetReport {
     /// As given, with the port.
     pub name: String,
@@ -136,6 +140,7 @@ pub struct TargetReport {
 
 /// A latency distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LatencyReport {
     /// Exact.
     pub min_us: f64,
@@ -151,6 +156,7 @@ pub struct LatencyReport {
 
 /// One quantile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct QuantileReport {
     /// In percent.
     pub percent: f64,
@@ -160,6 +166,7 @@ pub struct QuantileReport {
 
 /// System calls on the connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CallsReport {
     /// send(2), those in vain included.
     pub sends: u64,
@@ -171,6 +178,7 @@ pub struct CallsReport {
 
 /// What polling before sleeping brought (`--spin`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SpinReport {
     /// Waits for replies.
     pub waits: u64,
@@ -184,6 +192,7 @@ pub struct SpinReport {
 
 /// What only an open loop measures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OpenReport {
     /// Messages that were due while the bound on the number in flight was reached.
     pub bound_hits: u64,
@@ -195,6 +204,7 @@ pub struct OpenReport {
 
 /// One thread of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ThreadReport {
     /// The CPU it was bound to.
     pub cpu: Option<usize>,
@@ -210,6 +220,7 @@ pub struct ThreadReport {
 
 /// A reason to doubt the figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WarningReport {
     /// A stable name.
     pub code: String,

@@ -1,4 +1,4 @@
-//! What worktest prints: a table, or the JSON document of docs/formats/worktest.schema.json.
+//! What worktest prints: a table, or the JSON document of docs/formats/load-json.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,6 +34,7 @@ pub struct WorkBody {
 
 /// What was asked for, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkConfig {
     /// `connection` (closed, a reply makes room on its connection), `window` (closed, on a drawn one) or `open`.
     pub mode: String,
@@ -77,6 +78,7 @@ pub struct WorkConfig {
 
 /// What was measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkRunReport {
     /// Start, seconds since the epoch; 0 for a simulation.
     pub started_unix_s: f64,
@@ -112,6 +114,7 @@ pub struct WorkRunReport {
 
 /// The messages of one class.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClassReport {
     /// `quick` or `slow`.
     pub name: String,
@@ -125,6 +128,7 @@ pub struct ClassReport {
 
 /// The messages of one connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ConnectionReport {
     /// Correct replies.
     pub messages: u64,

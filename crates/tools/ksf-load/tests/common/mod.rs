@@ -11,8 +11,9 @@ use ksf_load::{Io, LoadError, calls, echo, http, kv, rpc, work};
 pub use ksf_test::rpc::{accepted, read_record, record, words as message, xid};
 pub use ksf_test::*;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-pub mod schema;
 pub mod store;
 
 /// What a run of a tool left behind.
@@ -27,6 +28,25 @@ pub type RanCalls = Ran<calls::report::CallBody>;
 pub type RanWork = Ran<work::report::WorkBody>;
 pub type RanHttp = Ran<http::report::HttpBody>;
 pub type RanKv = Ran<kv::report::KvBody>;
+
+/// Members whose names are data: options, statuses, values, counters of the kernel.
+const NAMED_BY_DATA: &[&str] = &["config", "kernel", "statuses", "tally"];
+
+/// Asserts that docs/formats/load-json.md has the name of each member.
+fn assert_described(value: &Value, docs: &str) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                assert!(docs.contains(&format!("`{name}`")), "{name} is not described");
+                if !NAMED_BY_DATA.contains(&name.as_str()) {
+                    assert_described(member, docs);
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| assert_described(item, docs)),
+        _ => {}
+    }
+}
 
 /// Every kind that occurred, with its count.
 fn occurred(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(&str, u64)> {
@@ -59,6 +79,26 @@ impl<B: Serialize> Ran<B> {
 
     pub fn warns(&self, code: &str) -> bool {
         self.document().warnings.iter().any(|warning| warning.code == code)
+    }
+
+    /// Asserts that stdout is one document that reads back as what was measured, that a member more in it or in one
+    /// of its objects is an error, and that each member is described. Returns the document.
+    #[track_caller]
+    pub fn assert_reads_back(&self) -> Value
+    where
+        B: DeserializeOwned + PartialEq + std::fmt::Debug,
+    {
+        let report: Document<B> = serde_json::from_str(&self.stdout).expect("stdout is one document");
+        assert_eq!((&report, report.ok), (self.document(), self.code == 0));
+        let document: Value = serde_json::from_str(&self.stdout).unwrap();
+        assert_described(&document, include_str!("../../../../../docs/formats/load-json.md"));
+        for place in ["", "/machine", "/config", "/run", "/run/latency", "/runs/0", "/runs/0/latency", "/total"] {
+            let mut grown = document.clone();
+            let Some(Value::Object(members)) = grown.pointer_mut(place) else { continue };
+            members.insert("surplus_member".to_owned(), Value::Null);
+            assert!(serde_json::from_value::<Document<B>>(grown).is_err(), "{place}");
+        }
+        document
     }
 
     #[track_caller]
