@@ -121,11 +121,11 @@ fn every_mode_of_echotest_over_tcp() {
         "-c 6 -l 3m -a 4",
     ] {
         let ran = run_echotest(&format!("{server} {options}"));
-        let messages = ran.report().config.messages_per_thread.unwrap();
+        let messages = ran.report().config.count.unwrap();
         ran.assert_clean(messages);
         // Sent and received; the document has three decimals.
         let run = &ran.report().runs[0];
-        let payload = (messages * ran.report().config.request_bytes) as f64;
+        let payload = (messages * ran.report().request_bytes) as f64;
         let counted = run.mbps * run.wall_s * 1e6 / 8.0 / 2.0;
         assert!((counted / payload - 1.0).abs() < 0.01, "{options}: {counted} of {payload} bytes");
     }
@@ -136,7 +136,7 @@ fn udp_echo_and_rpc() {
     let echo = udp_server(|_, bytes| vec![bytes.to_vec()]);
     for options in ["-c 1000", "-c 1000 -a 100", "-c 500 -l 4 -a 32", "-c 500 -l 1400 -a 8", "-c 20 -l 65507"] {
         let ran = run_echotest(&format!("{echo} -u {options}"));
-        let messages = ran.report().config.messages_per_thread.unwrap();
+        let messages = ran.report().config.count.unwrap();
         ran.assert_clean(messages);
     }
     let rpc = udp_server(|_, call| {
@@ -181,7 +181,7 @@ fn an_open_loop_sends_exactly_what_is_due() {
     let server = good_rpc_server();
     let ran = run_rpctest(&format!("{server} --rate 4000 --duration 250ms -j 2"));
     ran.assert_clean(1000);
-    assert_eq!(ran.report().config.mode, "open");
+    assert_eq!(ran.report().config.pace.arrival, Some(ksf_load::Arrival::Constant));
     let open = ran.report().runs[0].open.as_ref().unwrap();
     assert_eq!(open.unsent, 0);
 
@@ -229,7 +229,7 @@ fn a_time_limit_ends_a_run() {
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert_eq!(ran.all_faults(), []);
     assert!(ran.report().total.messages > 0);
-    assert_eq!(ran.report().config.duration_s, Some(0.05));
+    assert_eq!(ran.report().config.duration, Some(std::time::Duration::from_millis(50)));
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn an_audit_finds_everything_that_was_acknowledged() {
     let ran = audited.audit();
     ran.assert_clean(100);
     let (run, audit) = (&ran.report().run, ran.report().audit.as_ref().unwrap());
-    assert_eq!((run.stage.as_str(), ran.report().config.mode.as_str()), ("audit", "audit"));
+    assert_eq!((run.stage.as_str(), ran.report().config.keys), ("audit", 100));
     assert_eq!((audit.sessions, audit.torn_bytes, audit.acknowledged, audit.right), (1, 0, 100, 100));
     assert_eq!((audit.newer, audit.lost, audit.damaged, audit.foreign, audit.unread), (0, 0, 0, 0, 0));
     let records = audit.records;

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
 use crate::common::*;
+use ksf_load::ClientSpin;
 use ksf_load::report::document::SpinReport;
 
 /// A server whose connections are served on one CPU.
@@ -64,16 +65,16 @@ fn what_was_asked_for_is_said() {
     let server = good_rpc_server();
     let off = run_rpctest(&format!("{server} -c 50"));
     let (config, run) = (&off.report().config, &off.report().runs[0]);
-    assert_eq!((config.spin.as_str(), config.spin_us, &run.spin), ("off", 0.0, &None));
+    assert_eq!((config.pace.spin, &run.spin), (ClientSpin::Off, &None));
     assert!(!off.stdout.contains("Spun%"), "{}", off.stdout);
     let auto = run_rpctest(&format!("{server} -c 50 --spin auto"));
-    assert_eq!((auto.report().config.spin.as_str(), auto.report().config.spin_us), ("auto", 100.0));
+    assert_eq!(auto.report().config.pace.spin, ClientSpin::Auto);
     assert!(auto.stdout.lines().next().unwrap().ends_with(" Spun%"), "{}", auto.stdout);
     let fixed = run_worktest(&format!("{} -c 50 --spin 20", tcp_server(work)));
-    assert_eq!((fixed.report().config.spin.as_str(), fixed.report().config.spin_us), ("fixed", 20.0));
+    assert_eq!(fixed.report().config.pace.spin.to_string(), "20us");
     assert!(fixed.stdout.lines().last().unwrap().starts_with("spin   "), "{}", fixed.stdout);
     let web = run_http(&format!("http://{} -c 50 -r 0 -n 2 --spin 20us", tcp_server(web)));
-    assert!(web.stdout.contains("\nspin         fixed (20 us): "), "{}", web.stdout);
+    assert!(web.stdout.contains("\nspin         20us: "), "{}", web.stdout);
 }
 
 /// Over a Unix-domain socket it cannot be told whose CPU it is.

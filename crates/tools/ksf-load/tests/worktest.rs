@@ -176,7 +176,7 @@ fn an_ideal_queue_needs_no_server() {
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     let report = ran.report();
     assert!((39_000..41_000).contains(&report.run.messages), "{}", report.run.messages);
-    assert_eq!((ran.document().target.clone(), report.config.ideal_workers), (None, Some(4)));
+    assert_eq!((ran.document().target.clone(), report.config.ideal), (None, Some(4)));
     assert!(report.run.classes[1].latency.min_us >= 20_000.0);
     let again = run_worktest("--ideal 4 --rate 400 --slow 20:20ms --duration 100s --seed 3 --json");
     assert_eq!(report.run, again.report().run);

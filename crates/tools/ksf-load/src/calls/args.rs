@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::drive::connection::{Life, Terms, TimeLimit};
-use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::plan::{Destination, Plan};
 use crate::drive::probe::answering_endpoints;
 use crate::drive::protocol::Protocol;
 use crate::drive::schedule::Arrival;
@@ -14,7 +16,7 @@ use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_u64};
 use crate::options::target::Target;
-use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, usage};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports, usage};
 
 /// The most requests in flight per thread. The originals clamped to 1023 and 1024.
 const IN_FLIGHT_MAX: u64 = 65_536;
@@ -39,7 +41,8 @@ const QUANTILES: &str = ".3, 4.6, 31.7, 50, 68.3, 95.4, 99.7";
 const PROGRESS_BYTES: u64 = 16 * 1024;
 
 /// Options of both echotest and rpctest.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[command(version, allow_negative_numbers = true)]
 pub struct CallArgs {
     /// Where to send: a host name or address, or unix:/path for a Unix-domain stream socket
@@ -56,6 +59,7 @@ pub struct CallArgs {
 
     /// Directory for each iteration's raw histogram, a gnuplot script for it, and an SVG plot
     #[arg(short = 'd', long = "histogram-dir", value_name = "DIR")]
+    #[serde(serialize_with = "reports::path")]
     pub histogram_dir: Option<PathBuf>,
 
     /// Suppress the header line
@@ -100,17 +104,21 @@ pub struct CallArgs {
 
     /// Give up after this time without a reply (TCP), or per message (UDP) [default: 5 s, UDP 1 s]
     #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    #[serde(rename = "timeout_s", with = "reports::seconds")]
     pub timeout: Option<Duration>,
 
     /// Length of an iteration
     #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    #[serde(rename = "duration_s", with = "reports::seconds")]
     pub duration: Option<Duration>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub pace: PaceArgs,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub cpus: CpuArgs,
 
@@ -131,6 +139,7 @@ pub struct CallArgs {
     pub rcvbuf: Option<u64>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub output: OutputArgs,
 
@@ -144,7 +153,8 @@ pub struct CallArgs {
 }
 
 /// When TCP_NODELAY is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum NoDelay {
     /// With at most one message in flight.
     Auto,
@@ -168,22 +178,11 @@ pub(crate) struct CallPlan {
     pub(crate) drive: Plan,
     pub(crate) target: Target,
     pub(crate) socket: SocketOptions,
-    /// As given: 0 for the synchronous loop. What the INF column shows.
-    pub(crate) in_flight_given: u64,
-    /// Messages per thread and run.
-    pub(crate) messages: Option<u64>,
+    /// With defaults filled in.
+    pub(crate) args: CallArgs,
     pub(crate) iterations: u64,
-    pub(crate) nice: i32,
     /// In percent, ascending.
     pub(crate) quantiles: Vec<f64>,
-    pub(crate) average: bool,
-    pub(crate) extended: bool,
-    pub(crate) header: bool,
-    pub(crate) output: OutputArgs,
-    pub(crate) histogram_dir: Option<PathBuf>,
-    pub(crate) verbose: u8,
-    /// `None`: if stderr is a terminal.
-    pub(crate) progress: Option<bool>,
 }
 
 impl CallArgs {
@@ -248,10 +247,20 @@ impl CallArgs {
         };
         let nice = self.nice.unwrap_or(tool.nice);
         let threads = self.jobs as usize;
+        let mut args = CallArgs {
+            in_flight: Some(in_flight_given),
+            count: messages,
+            iterations: (iterations != u64::MAX).then_some(iterations),
+            timeout: Some(timeout),
+            duration,
+            nice: Some(nice),
+            nodelay: if socket.nodelay { NoDelay::On } else { NoDelay::Off },
+            ..self.clone()
+        };
         let destination = Destination::Kept { target: target.clone(), endpoints: Vec::new(), socket: socket.clone() };
         Ok(CallPlan {
             drive: Plan {
-                pace: self.pace.pace(Arrival::Constant),
+                pace: args.pace.fill(Arrival::Constant),
                 blocking: rate.is_none(),
                 wait_all: synchronous,
                 batch: self.batch as usize,
@@ -267,22 +276,9 @@ impl CallArgs {
             },
             target,
             socket,
-            in_flight_given,
-            messages,
+            args,
             iterations,
-            nice,
             quantiles: parse_quantiles(&self.quantiles)?,
-            average: self.average,
-            extended: self.extended,
-            header: !self.no_header,
-            output: self.output.clone(),
-            histogram_dir: self.histogram_dir.clone(),
-            verbose: self.verbose,
-            progress: match (self.progress, self.no_progress) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                (false, false) => None,
-            },
         })
     }
 }
@@ -316,15 +312,6 @@ impl CallPlan {
             self.socket.receive_buffer_bytes = (needed > SYSTEM_DEFAULT).then_some(needed);
         }
         Ok(())
-    }
-
-    /// "synchronous", "closed" or "open".
-    pub(crate) fn mode(&self) -> &'static str {
-        match (self.drive.pace, self.drive.wait_all) {
-            (Pace::Open { .. }, _) => "open",
-            (Pace::Closed, true) => "synchronous",
-            (Pace::Closed, false) => "closed",
-        }
     }
 }
 
@@ -370,11 +357,11 @@ pub(crate) mod tests {
     fn the_defaults_of_the_original() {
         let plan = plan("localhost").unwrap();
         assert_eq!(plan.target.to_string(), "localhost:62049");
-        assert_eq!((plan.in_flight_given, plan.drive.threads, plan.drive.batch), (1, 1, 1));
-        assert_eq!((plan.messages, plan.iterations), (Some(1_000_000), 99));
+        assert_eq!((plan.args.in_flight, plan.drive.threads, plan.drive.batch), (Some(1), 1, 1));
+        assert_eq!((plan.args.count, plan.iterations), (Some(1_000_000), 99));
         assert_eq!(plan.quantiles, [0.3, 4.6, 31.7, 50.0, 68.3, 95.4, 99.7]);
         assert_eq!(plan.drive.pinning, Pinning::Mask);
-        assert!(plan.socket.nodelay && plan.header && !plan.average && !plan.extended);
+        assert!(plan.socket.nodelay && !plan.args.no_header && !plan.args.average && !plan.args.extended);
         assert_eq!(plan.socket.transport, Transport::Tcp);
     }
 
@@ -383,19 +370,19 @@ pub(crate) mod tests {
         let plan = plan("-a 128 greg@localhost:99 -c9M -j2 -i 0 -Hmx -p 7 -H").unwrap();
         assert_eq!(plan.target.to_string(), "localhost:99");
         assert_eq!((plan.drive.in_flight, plan.drive.threads), (128, 2));
-        assert_eq!((plan.messages, plan.iterations), (Some(9_000_000), 1));
-        assert!(!plan.header && plan.average && plan.extended && !plan.socket.nodelay);
+        assert_eq!((plan.args.count, plan.iterations), (Some(9_000_000), 1));
+        assert!(plan.args.no_header && plan.args.average && plan.args.extended && !plan.socket.nodelay);
     }
 
     #[test]
     fn a_time_or_a_rate_makes_one_run_without_a_count() {
         let timed = plan("h --duration 500ms").unwrap();
-        assert_eq!((timed.messages, timed.iterations), (None, 1));
+        assert_eq!((timed.args.count, timed.iterations), (None, 1));
         let open = plan("h --rate 10K/s --arrival poisson").unwrap();
-        assert_eq!((open.messages, open.drive.duration), (None, Some(OPEN_DURATION)));
+        assert_eq!((open.args.count, open.drive.duration), (None, Some(OPEN_DURATION)));
         assert_eq!(open.drive.in_flight, 1024);
         let counted = plan("h --rate 10K/s -c 5 -a 3").unwrap();
-        assert_eq!((counted.messages, counted.drive.duration), (Some(5), None));
+        assert_eq!((counted.args.count, counted.drive.duration), (Some(5), None));
         assert_eq!(counted.drive.in_flight, 3);
     }
 

@@ -67,14 +67,14 @@ pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
     match style {
         Style::Rpctest => {
             cells.extend([right("Date", 10), right("TD", 3), right("INF", 4)]);
-            cells.extend(match plan.average {
+            cells.extend(match plan.args.average {
                 true => [right("AvgRPC", 8), right("AvgLat", 6)],
                 false => [right("MedRPC", 8), right("MedLat", 6)],
             });
             cells.extend([right("Mbps", 7), right("MinLat", 7)]);
             cells.extend(plan.quantiles.iter().map(|percent| quantile_head(*percent)));
             cells.push(right("MaxLat", 8));
-            if plan.extended {
+            if plan.args.extended {
                 cells.push(right("TotalRPC", 9));
                 for name in ["MinTime", "MedTime", "MaxTime", "MinRPC", "MedRPC", "MaxRPC"] {
                     cells.push(right(name, 8));
@@ -88,7 +88,7 @@ pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
             for name in ["avglat", "Mbps", "cpu/msg"] {
                 cells.push(right(name, 7));
             }
-            if plan.extended {
+            if plan.args.extended {
                 cells.push(right("minlat", 7));
                 cells.extend(plan.quantiles.iter().map(|percent| quantile_head(*percent)));
                 cells.push(right("maxlat", 8));
@@ -113,14 +113,14 @@ pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &Histor
     let latency = |percent: f64| fit(us(run.latencies.at_percent(percent)), 7);
     match style {
         Style::Rpctest => {
-            let (rate, middle) = match plan.average {
+            let (rate, middle) = match plan.args.average {
                 true => (history.rate_per_s.mean(), history.mean_us.mean()),
                 false => (history.rate_per_s.median(), history.median_us.median()),
             };
             cells.extend([
                 format!("{:10.0}", run.started_unix_s.floor()),
                 format!("{:3}", plan.drive.threads),
-                format!("{:4}", plan.in_flight_given),
+                format!("{:4}", plan.args.in_flight.unwrap_or_default()),
                 format!("{rate:8.0}"),
                 fit(middle, 6),
                 fit(run.mbps(), 7),
@@ -128,7 +128,7 @@ pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &Histor
             ]);
             cells.extend(plan.quantiles.iter().map(|percent| latency(*percent)));
             cells.push(fit(us(run.latencies.max_ns), 8));
-            if plan.extended {
+            if plan.args.extended {
                 cells.push(format!("{:9}", run.record.answered));
                 let times = run.thread_s();
                 let first = times.first().copied().unwrap_or(0.0);
@@ -152,7 +152,7 @@ pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &Histor
                 format!("{payload_mbps:7.2}"),
                 format!("{:7.2}", run.cpu_us_per_reply()),
             ]);
-            if plan.extended {
+            if plan.args.extended {
                 cells.push(fit(us(run.latencies.min()), 7));
                 cells.extend(plan.quantiles.iter().map(|percent| latency(*percent)));
                 cells.push(fit(us(run.latencies.max_ns), 8));

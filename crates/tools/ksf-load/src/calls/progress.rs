@@ -24,7 +24,7 @@ impl ProgressLine {
     /// For a terminal, or as the user said.
     pub(crate) fn new(plan: &CallPlan) -> ProgressLine {
         ProgressLine {
-            enabled: plan.progress.unwrap_or_else(|| std::io::stderr().is_terminal()),
+            enabled: plan.args.progress || !plan.args.no_progress && std::io::stderr().is_terminal(),
             shown: false,
             tool: plan.drive.tool,
             messages: plan.drive.requests,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::args::CallPlan;
+use crate::calls::args::{CallArgs, CallPlan};
 use crate::record::Fault;
 use crate::record::run::Run;
 use crate::record::running::Running;
@@ -24,51 +24,15 @@ pub struct CallBody {
     /// `echotest`, `rpctest` or `nfs`.
     pub tool: String,
     /// What was asked for, with defaults filled in.
-    pub config: CallConfig,
+    pub config: CallArgs,
+    /// Length of a request as it goes to the socket.
+    pub request_bytes: u64,
+    /// What is sent: tool-specific, such as `length`, `auth`, `fragments`.
+    pub message: BTreeMap<String, String>,
     /// One per iteration.
     pub runs: Vec<CallRunReport>,
     /// All iterations together.
     pub total: Total,
-}
-
-/// What was asked for, with defaults filled in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CallConfig {
-    /// `synchronous` (`-a 0`), `closed` or `open`.
-    pub mode: String,
-    /// Most messages in flight per thread.
-    pub in_flight: u64,
-    /// Threads, each with a connection.
-    pub threads: u64,
-    /// Iterations asked for; `null` for no end.
-    pub iterations: Option<u64>,
-    /// Messages per thread and iteration; `null` for no limit.
-    pub messages_per_thread: Option<u64>,
-    /// Length of an iteration; `null` for no limit.
-    pub duration_s: Option<f64>,
-    /// Length of a request as it goes to the socket.
-    pub request_bytes: u64,
-    /// Most messages per send; 1 is the original's method.
-    pub batch: u64,
-    /// What is sent: tool-specific, such as `length`, `auth`, `fragments`.
-    pub message: BTreeMap<String, String>,
-    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
-    pub spin: String,
-    /// The longest that is polled before a sleep.
-    pub spin_us: f64,
-    /// Target rate over all threads; `null` in a closed loop.
-    pub rate_per_s: Option<u64>,
-    /// `constant` or `poisson`; `null` in a closed loop.
-    pub arrival: Option<String>,
-    /// Seed of the arrivals; `null` in a closed loop.
-    pub seed: Option<u64>,
-    /// Time limit without a reply (streams) or per message (UDP).
-    pub timeout_s: f64,
-    /// Whether TCP_NODELAY is set; `null` if not TCP.
-    pub nodelay: Option<bool>,
-    /// Priority that was asked for.
-    pub nice: i32,
 }
 
 /// One iteration.
@@ -141,32 +105,6 @@ pub struct Spread {
     pub mean: f64,
     /// Largest.
     pub max: f64,
-}
-
-impl CallConfig {
-    pub(crate) fn of(plan: &CallPlan, request_bytes: usize, message: &[(&str, String)]) -> CallConfig {
-        let drive = &plan.drive;
-        let (rate_per_s, arrival, seed) = drive.pace.in_parts();
-        CallConfig {
-            mode: plan.mode().into(),
-            in_flight: drive.in_flight as u64,
-            threads: drive.threads as u64,
-            iterations: (plan.iterations != u64::MAX).then_some(plan.iterations),
-            messages_per_thread: plan.messages,
-            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
-            request_bytes: request_bytes as u64,
-            batch: drive.batch as u64,
-            message: message.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
-            spin: drive.spin.name().into(),
-            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
-            rate_per_s,
-            arrival,
-            seed,
-            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
-            nodelay: (plan.socket.transport.name() == "tcp").then_some(plan.socket.nodelay),
-            nice: plan.nice,
-        }
-    }
 }
 
 impl CallRunReport {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::calls::args::CallPlan;
 use crate::calls::columns::{History, Style, header, row};
 use crate::calls::progress::ProgressLine;
-use crate::calls::report::{CallBody, CallConfig, CallReport, CallRunReport, FORMAT, Spread, Total};
+use crate::calls::report::{CallBody, CallReport, CallRunReport, FORMAT, Spread, Total};
 use crate::drive::protocol::{Client, Protocol};
 use crate::drive::threads;
 use crate::error::LoadError;
@@ -53,7 +53,7 @@ where
     plan.fit(protocol)?;
     let plan = &plan;
     let mut session = Session::new(plan, style)?;
-    if plan.verbose > 0 {
+    if plan.args.verbose > 0 {
         session.introduce(protocol.request_bytes(), message, io);
     }
     let mut progress = ProgressLine::new(plan);
@@ -75,7 +75,7 @@ where
             break;
         }
     }
-    session.finish(CallConfig::of(plan, protocol.request_bytes(), message), io)
+    session.finish(protocol.request_bytes(), message, io)
 }
 
 impl<'a> Session<'a> {
@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
         Ok(Session {
             plan,
             style,
-            files: Files::create(&plan.output, format!("{} {}", plan.drive.tool, plan.target))?,
+            files: Files::create(&plan.args.output, format!("{} {}", plan.drive.tool, plan.target))?,
             history: History::default(),
             runs: Vec::new(),
             latencies: Latencies::new(),
@@ -138,29 +138,34 @@ impl<'a> Session<'a> {
                 self.addresses.push(address);
             }
         }
-        if !self.plan.output.json {
-            if self.plan.header && !std::mem::replace(&mut self.header_printed, true) {
+        if !self.plan.args.output.json {
+            if !self.plan.args.no_header && !std::mem::replace(&mut self.header_printed, true) {
                 self.print(&header(self.style, self.plan), io)?;
             }
             self.print(&row(self.style, self.plan, run, &self.history), io)?;
         }
         self.note_faults(run, io);
-        if self.plan.verbose > 0 {
+        if self.plan.args.verbose > 0 {
             self.say(&details(run), io);
         }
-        if let Some(dir) = &self.plan.histogram_dir {
+        if let Some(dir) = &self.plan.args.histogram_dir {
             raw::write_run(dir, self.plan.drive.tool, run)?;
         }
         self.files.add_run(run.started_unix_s, run.wall_s(), &run.latencies)?;
         // Kept for the document and for embedding programs; an endless run without --json must not grow.
-        if self.plan.output.json || self.plan.iterations != u64::MAX {
+        if self.plan.args.output.json || self.plan.iterations != u64::MAX {
             self.runs.push(CallRunReport::of(self.plan, run));
         }
         Ok(record.failures.is_empty() && !self.closed)
     }
 
     /// Writes the files, tells what was wrong, prints the document.
-    fn finish(self, config: CallConfig, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
+    fn finish(
+        self,
+        request_bytes: usize,
+        message: &[(&str, String)],
+        io: &mut Io<'_>,
+    ) -> Result<CallReport, LoadError> {
         self.files.finish(&self.latencies)?;
         let plan = self.plan;
         let target = TargetReport {
@@ -176,7 +181,14 @@ impl<'a> Session<'a> {
             median_latency_us: Spread::of(self.history.median_us()),
             latency: LatencyReport::of(&self.latencies, &plan.quantiles),
         };
-        let body = CallBody { tool: plan.drive.tool.into(), config, runs: self.runs, total };
+        let body = CallBody {
+            tool: plan.drive.tool.into(),
+            config: plan.args.clone(),
+            request_bytes: request_bytes as u64,
+            message: message.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            runs: self.runs,
+            total,
+        };
         let mut report = Document::new(FORMAT, Some(target), body);
         report.warn(self.warnings);
         (report.notes, report.interrupted, report.ok) = (self.notes, self.interrupted, self.ok);
@@ -185,7 +197,7 @@ impl<'a> Session<'a> {
             _ => self.faults.in_words(),
         };
         let complaint = format!("not every reply was right: {counts}; {} correct", self.messages);
-        report.publish(plan.drive.tool, plan.output.json, "", &complaint, io)?;
+        report.publish(plan.drive.tool, plan.args.output.json, "", &complaint, io)?;
         Ok(report)
     }
 

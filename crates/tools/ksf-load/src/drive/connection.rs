@@ -19,7 +19,8 @@ use crate::record::sink::Share;
 use crate::record::{End, Fault, Moment, Record, Sink};
 
 /// Who closes a connection that has had its requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CloseBy {
     /// The server: the last request says `Connection: close`, and its end of the stream is awaited
     Server,

@@ -8,7 +8,6 @@ use crate::drive::pin::{Pinning, allowed_cpus};
 use crate::drive::schedule::{Arrival, Schedule};
 use crate::drive::socket::SocketOptions;
 use crate::drive::spin::ClientSpin;
-use crate::options::name;
 use crate::options::target::{Endpoint, Target};
 
 /// Who decides when a request is sent.
@@ -18,16 +17,6 @@ pub(crate) enum Pace {
     Closed,
     /// A schedule.
     Open { rate_per_s: u64, arrival: Arrival, seed: u64 },
-}
-
-impl Pace {
-    /// Rate, arrival and seed as reports have them: of an open loop.
-    pub(crate) fn in_parts(&self) -> (Option<u64>, Option<String>, Option<u64>) {
-        match *self {
-            Pace::Closed => (None, None, None),
-            Pace::Open { rate_per_s, arrival, seed } => (Some(rate_per_s), Some(name(&arrival)), Some(seed)),
-        }
-    }
 }
 
 /// From where to where a connection goes.

@@ -9,7 +9,8 @@ use crate::drive::random::Random;
 use crate::record::Latencies;
 
 /// How the gaps between requests are distributed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Arrival {
     /// Equal gaps.
     Constant,

@@ -2,6 +2,7 @@
 //! polls takes a CPU. So a thread polls only while that finds replies, tries seldom when it does not, and never polls where
 //! the server may need its CPU. The decision is made here; no socket and no clock.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::options::numbers::{NumberError, parse_duration, parse_in};
@@ -22,8 +23,9 @@ const PAUSE_MAX: u32 = 1024;
 /// The most waits between two looks at where replies are handled; between the first looks there are fewer.
 const LOOK_INTERVAL_MAX: u32 = 256;
 
-/// `--spin`: for how long a thread polls before it sleeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// `--spin`: for how long a thread polls before it sleeps. In reports it is as on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum ClientSpin {
     /// Not at all.
     Off,
@@ -60,14 +62,29 @@ impl ClientSpin {
             ClientSpin::Time(time) => time,
         }
     }
+}
 
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
+impl fmt::Display for ClientSpin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ClientSpin::Off => "off",
-            ClientSpin::Auto => "auto",
-            ClientSpin::Time(_) => "fixed",
+            ClientSpin::Off => f.write_str("off"),
+            ClientSpin::Auto => f.write_str("auto"),
+            ClientSpin::Time(time) => write!(f, "{}us", time.as_nanos() as f64 / 1e3),
         }
+    }
+}
+
+impl From<ClientSpin> for String {
+    fn from(spin: ClientSpin) -> String {
+        spin.to_string()
+    }
+}
+
+impl TryFrom<String> for ClientSpin {
+    type Error = NumberError;
+
+    fn try_from(text: String) -> Result<ClientSpin, NumberError> {
+        ClientSpin::parse(&text)
     }
 }
 
@@ -192,6 +209,7 @@ mod tests {
             ("1s", ClientSpin::Time(LONGEST)),
         ] {
             assert_eq!(ClientSpin::parse(text), Ok(spin), "{text}");
+            assert_eq!(ClientSpin::parse(&spin.to_string()), Ok(spin), "{text}");
         }
         for text in ["", "on", "2s", "1000001", "-1", "5 us"] {
             assert!(ClientSpin::parse(text).is_err(), "{text}");

@@ -23,6 +23,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use self::kernel_counters::{KernelCounters, time_wait};
 use self::plan::HttpPlan;
 use self::ports::{Allowance, Forecast};
@@ -39,7 +41,7 @@ use crate::drive::threads;
 use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_u64};
-use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, usage};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports, usage};
 use crate::report::document::say;
 use crate::report::files::Files;
 use crate::report::{Io, warn, with_process_io};
@@ -53,7 +55,8 @@ const OPEN_CONNECTIONS: u64 = 1024;
 const CONNECTIONS_MAX: u64 = 1 << 20;
 
 /// Options of http.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[command(
     version,
     about = "Measure a server of HTTP/1.1: connections or requests per second, latencies, every error by kind",
@@ -87,22 +90,27 @@ pub struct LoadHttpArgs {
 
     /// Length of the run [default: 10 s, or no limit with -c]
     #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    #[serde(rename = "duration_s", with = "reports::seconds")]
     pub duration: Option<Duration>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub pace: PaceArgs,
 
     /// Time limit of a connect
     #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
+    #[serde(rename = "connect_timeout_s", with = "reports::all_seconds")]
     pub connect_timeout: Duration,
 
     /// Time limit of an answer, from when its connection stands
     #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
+    #[serde(rename = "timeout_s", with = "reports::all_seconds")]
     pub timeout: Duration,
 
     /// How long what is under way at the end is awaited [default: both time limits]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[serde(rename = "drain_s", with = "reports::seconds")]
     pub drain: Option<Duration>,
 
     /// Addresses of this machine to connect from, in turn; each has ports of its own
@@ -119,6 +127,7 @@ pub struct LoadHttpArgs {
 
     /// The body that every answer must have
     #[arg(long, value_name = "FILE", conflicts_with = "expect_bytes")]
+    #[serde(serialize_with = "reports::path")]
     pub check: Option<PathBuf>,
 
     /// The length that the body of every answer must have
@@ -134,6 +143,7 @@ pub struct LoadHttpArgs {
     pub jobs: Option<u64>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub cpus: CpuArgs,
 
@@ -143,6 +153,7 @@ pub struct LoadHttpArgs {
 
     /// Report the CPU time of this control group, a directory with cpu.stat
     #[arg(long, value_name = "PATH")]
+    #[serde(serialize_with = "reports::path")]
     pub server_cgroup: Option<PathBuf>,
 
     /// Run although the ports cannot last
@@ -150,6 +161,7 @@ pub struct LoadHttpArgs {
     pub force: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub output: OutputArgs,
 }
@@ -179,13 +191,13 @@ pub fn run_with(args: &LoadHttpArgs, io: &mut Io<'_>) -> Result<HttpReport, Load
     let mut plan = args.plan()?;
     let (routes, exchange) = plan.resolve()?;
     let forecast = Forecast::of(&plan, &routes, Allowance::here(&routes));
-    let mut early: Vec<_> = forecast.judge(plan.force)?.into_iter().collect();
+    let mut early: Vec<_> = forecast.judge(plan.args.force)?.into_iter().collect();
     raise_descriptors(plan.drive.connections as u64)?;
     early.extend(warn::shared_cpus(&plan.drive));
     let urls: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
-    let mut files = Files::create(&plan.output, format!("http {}", urls.join(" ")))?;
+    let mut files = Files::create(&plan.args.output, format!("http {}", urls.join(" ")))?;
 
-    let mut server = Watch::begin(&plan.server_pids, plan.server_cgroup.as_deref())?;
+    let mut server = Watch::begin(&plan.args.server_pid, plan.args.server_cgroup.as_deref())?;
     let (time_wait_before, counters) = (time_wait(), KernelCounters::now());
     let run = threads::run(&plan.drive, &exchange, 1, io.stop, |_| {
         if let Some(server) = &mut server {
@@ -202,7 +214,7 @@ pub fn run_with(args: &LoadHttpArgs, io: &mut Io<'_>) -> Result<HttpReport, Load
     let report = report::of(&plan, &routes, &exchange, &forecast, early, &measured);
     report.notes.iter().for_each(|note| say("http", note, io));
     let complaint = format!("not every answer was right: {}", report.body.faults());
-    report.publish("http", plan.output.json, &report::text(&report), &complaint, io)?;
+    report.publish("http", plan.args.output.json, &report::text(&report), &complaint, io)?;
     Ok(report)
 }
 
@@ -246,15 +258,24 @@ impl LoadHttpArgs {
         };
         let limit = TimeLimit::Reply { progress_bytes: u64::MAX };
         let drain = self.drain.unwrap_or(self.connect_timeout + self.timeout);
+        let duration = match (self.duration, self.count) {
+            (None, None) => Some(DURATION),
+            (duration, _) => duration,
+        };
+        let mut args = LoadHttpArgs {
+            connections: Some(connections as u64),
+            close,
+            duration,
+            drain: Some(drain),
+            jobs: Some(threads as u64),
+            ..self.clone()
+        };
         Ok(HttpPlan {
             drive: Plan {
-                pace: self.pace.pace(Arrival::Poisson),
+                pace: args.pace.fill(Arrival::Poisson),
                 connections,
                 requests: self.count,
-                duration: match (self.duration, self.count) {
-                    (None, None) => Some(DURATION),
-                    (duration, _) => duration,
-                },
+                duration,
                 late: drain,
                 drain,
                 threads,
@@ -267,21 +288,13 @@ impl LoadHttpArgs {
                 )
             },
             urls,
-            headers: self.header.clone(),
-            sources: self.source.clone(),
-            requests_per_connection: self.requests_per_connection,
-            close,
-            connect_timeout: self.connect_timeout,
             expected: Expected {
                 statuses: self.expect_status.clone(),
                 body: body.map(Vec::into_boxed_slice),
                 body_bytes: self.expect_bytes,
                 tally: self.tally.clone(),
             },
-            force: self.force,
-            server_pids: self.server_pid.clone(),
-            server_cgroup: self.server_cgroup.clone(),
-            output: self.output.clone(),
+            args,
         })
     }
 }
@@ -322,11 +335,11 @@ pub(crate) mod tests {
     fn defaults_depend_on_the_load() {
         let closed = plan("http://h/").unwrap();
         assert_eq!((closed.drive.connections, closed.drive.threads, closed.drive.duration), (64, 1, Some(DURATION)));
-        assert_eq!((closed.requests_per_connection, closed.close), (1, CloseBy::Server));
+        assert_eq!((closed.args.requests_per_connection, closed.args.close), (1, CloseBy::Server));
         assert_eq!(closed.drive.drain, Duration::from_secs(10));
         let open = plan("http://h/ --rate 1K -c 9 --cpu 0,1 --linger0").unwrap();
         assert_eq!((open.drive.connections, open.drive.threads, open.drive.duration), (1024, 2, None));
-        assert_eq!(open.close, CloseBy::Reset);
+        assert_eq!(open.args.close, CloseBy::Reset);
     }
 
     #[test]

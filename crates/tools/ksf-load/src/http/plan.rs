@@ -1,19 +1,17 @@
 //! What is to be measured, checked and with defaults filled in.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
+use super::LoadHttpArgs;
 use super::client::Exchange;
 use super::response::Expected;
 use super::url::Url;
-use crate::drive::connection::CloseBy;
 use crate::drive::plan::{Destination, Plan, Route};
 use crate::drive::socket::{Socket, SocketOptions, Transport};
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
-use crate::options::{OutputArgs, usage};
+use crate::options::usage;
 
 /// Requests longer than this do not wait for acknowledgements (TCP_NODELAY): they may need several segments.
 const SEGMENT_BYTES: usize = 1200;
@@ -23,19 +21,9 @@ const SEGMENT_BYTES: usize = 1200;
 pub(crate) struct HttpPlan {
     pub(crate) drive: Plan,
     pub(crate) urls: Vec<Url>,
-    /// Lines without their ends.
-    pub(crate) headers: Vec<String>,
-    /// Empty: the system's choice.
-    pub(crate) sources: Vec<IpAddr>,
-    /// 0: no limit.
-    pub(crate) requests_per_connection: u64,
-    pub(crate) close: CloseBy,
-    pub(crate) connect_timeout: Duration,
     pub(crate) expected: Expected,
-    pub(crate) force: bool,
-    pub(crate) server_pids: Vec<u32>,
-    pub(crate) server_cgroup: Option<PathBuf>,
-    pub(crate) output: OutputArgs,
+    /// With defaults filled in.
+    pub(crate) args: LoadHttpArgs,
 }
 
 impl HttpPlan {
@@ -44,11 +32,12 @@ impl HttpPlan {
         let (mut routes, mut all_requests) = (Vec::new(), Vec::new());
         for url in &self.urls {
             let destination = self.destination(url)?;
-            let requests = [false, true].map(|close| url.request(&self.headers, close));
+            let requests = [false, true].map(|close| url.request(&self.args.header, close));
             let nodelay = requests[1].len() > SEGMENT_BYTES;
             let of_family = |source: &&IpAddr| source.is_ipv4() == destination.is_ipv4();
-            let mut sources: Vec<Option<IpAddr>> = self.sources.iter().filter(of_family).copied().map(Some).collect();
-            if self.sources.is_empty() {
+            let mut sources: Vec<Option<IpAddr>> =
+                self.args.source.iter().filter(of_family).copied().map(Some).collect();
+            if self.args.source.is_empty() {
                 sources.push(None);
             }
             if sources.is_empty() {
@@ -60,7 +49,7 @@ impl HttpPlan {
             }
         }
         self.drive.destination = Destination::Renewed(routes.clone());
-        let exchange = Exchange { requests: all_requests, close: self.close, expected: self.expected.clone() };
+        let exchange = Exchange { requests: all_requests, close: self.args.close, expected: self.expected.clone() };
         Ok((routes, Arc::new(exchange)))
     }
 
@@ -70,7 +59,7 @@ impl HttpPlan {
         let chosen = match endpoints.as_slice() {
             [only] => only.clone(),
             several => {
-                let options = SocketOptions::new(Transport::Tcp, self.connect_timeout);
+                let options = SocketOptions::new(Transport::Tcp, self.args.connect_timeout);
                 Socket::connect(&url.target, several, &options)?.peer
             }
         };

@@ -65,7 +65,7 @@ impl Forecast {
             routes.iter().map(|route| (route.source, route.destination)).collect();
         pairs.sort();
         pairs.dedup();
-        let close = plan.close;
+        let close = plan.args.close;
         let connections = plan.drive.connections as u64;
         Forecast {
             allowance,
@@ -135,7 +135,7 @@ impl Forecast {
 
 /// The most connections this side closes within any time of this length; `None` if that depends on the server.
 fn closed_within(plan: &HttpPlan, length: Duration) -> Option<u64> {
-    let per_connection = match plan.requests_per_connection {
+    let per_connection = match plan.args.requests_per_connection {
         // They end with the run.
         0 => return Some(0),
         requests => requests,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::LoadHttpArgs;
 use super::client::{Exchange, HttpCounters};
 use super::plan::HttpPlan;
 use super::ports::Forecast;
@@ -34,57 +35,13 @@ pub type HttpReport = Document<HttpBody>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HttpBody {
     /// What was asked for, with defaults filled in.
-    pub config: HttpConfig,
+    pub config: LoadHttpArgs,
+    /// Length of a request (of the last one of a connection).
+    pub request_bytes: u64,
     /// Whether the ports last.
     pub ports: PortsReport,
     /// What was measured.
     pub run: HttpRunReport,
-}
-
-/// What was asked for, with defaults filled in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpConfig {
-    /// `closed` or `open`.
-    pub mode: String,
-    /// At a time, over all threads.
-    pub connections: u64,
-    /// 0 for no limit.
-    pub requests_per_connection: u64,
-    /// Who closes first: `server`, `client` or `reset`.
-    pub close: String,
-    /// Source addresses; empty for the system's choice.
-    pub sources: Vec<String>,
-    /// Over all threads; `null` for no limit.
-    pub requests: Option<u64>,
-    /// `null` for no limit.
-    pub duration_s: Option<f64>,
-    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
-    pub spin: String,
-    /// The longest that is polled before a sleep.
-    pub spin_us: f64,
-    /// `null` in a closed loop.
-    pub rate_per_s: Option<u64>,
-    /// `constant` or `poisson`; `null` in a closed loop.
-    pub arrival: Option<String>,
-    /// Of the arrivals; `null` in a closed loop.
-    pub seed: Option<u64>,
-    /// Of a connect.
-    pub connect_timeout_s: f64,
-    /// Of an answer.
-    pub timeout_s: f64,
-    /// How long what is under way at the end is awaited.
-    pub drain_s: f64,
-    /// Statuses that are right; empty for 200 to 299.
-    pub expected_statuses: Vec<u16>,
-    /// Length that bodies must have; `null` if any will do.
-    pub expected_body_bytes: Option<u64>,
-    /// Whether the bytes of bodies are compared.
-    pub checks_body: bool,
-    /// Length of a request (of the last one of a connection).
-    pub request_bytes: u64,
-    /// Threads.
-    pub threads: u64,
 }
 
 /// Whether the ports last.
@@ -252,7 +209,8 @@ pub(crate) fn of(
     addresses.dedup();
     let names: Vec<String> = plan.urls.iter().map(ToString::to_string).collect();
     let body = HttpBody {
-        config: HttpConfig::of(plan, exchange.request_bytes()),
+        config: plan.args.clone(),
+        request_bytes: exchange.request_bytes() as u64,
         ports: PortsReport {
             per_pair: forecast.allowance.ports,
             pairs: forecast.pairs,
@@ -288,13 +246,13 @@ pub(crate) fn text(report: &HttpReport) -> String {
         "{}: {:.1} s, {} loop, {} connections, requests per connection {}, close by {}",
         report.target.as_ref().map_or("", |target| &target.name),
         run.wall_s,
-        config.mode,
-        config.connections,
+        config.pace.mode(),
+        config.connections.unwrap_or_default(),
         match config.requests_per_connection {
             0 => "unlimited".to_owned(),
             requests => requests.to_string(),
         },
-        config.close
+        name(&config.close)
     ));
     line(format!(
         "{:<12} {:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
@@ -342,7 +300,7 @@ pub(crate) fn text(report: &HttpReport) -> String {
     }
     line(format!("client CPU   {:.2} us per request ({:.3} s)", run.cpu_us_per_request, run.cpu_s));
     if let Some(spin) = &run.spin {
-        line(format!("spin         {} ({} us): {}", config.spin, config.spin_us, spin.in_words()));
+        line(format!("spin         {}: {}", config.pace.spin, spin.in_words()));
     }
     let risen: BTreeMap<String, u64> =
         run.kernel.iter().map(|(name, rise)| (name.clone(), rise.unwrap_or(0))).collect();
@@ -363,36 +321,6 @@ impl HttpBody {
         }
         parts.retain(|part| !part.is_empty());
         parts.join(", ")
-    }
-}
-
-impl HttpConfig {
-    fn of(plan: &HttpPlan, request_bytes: usize) -> HttpConfig {
-        let (drive, expected) = (&plan.drive, &plan.expected);
-        let (rate_per_s, arrival, seed) = drive.pace.in_parts();
-        let body = expected.body.as_ref();
-        HttpConfig {
-            mode: if rate_per_s.is_some() { "open" } else { "closed" }.into(),
-            connections: drive.connections as u64,
-            requests_per_connection: plan.requests_per_connection,
-            close: name(&plan.close),
-            sources: plan.sources.iter().map(ToString::to_string).collect(),
-            requests: drive.requests,
-            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
-            spin: drive.spin.name().into(),
-            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
-            rate_per_s,
-            arrival,
-            seed,
-            connect_timeout_s: plan.connect_timeout.as_secs_f64(),
-            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
-            drain_s: drive.drain.as_secs_f64(),
-            expected_statuses: expected.statuses.clone(),
-            expected_body_bytes: body.map(|body| body.len() as u64).or(expected.body_bytes),
-            checks_body: body.is_some(),
-            request_bytes: request_bytes as u64,
-            threads: drive.threads as u64,
-        }
     }
 }
 
@@ -441,8 +369,8 @@ impl HttpRunReport {
             server: measured.server.map(|used| {
                 let cpu_us = used.time.all_ns as f64 / 1e3;
                 ServerReport {
-                    pids: plan.server_pids.clone(),
-                    cgroup: plan.server_cgroup.as_ref().map(|path| path.display().to_string()),
+                    pids: plan.args.server_pid.clone(),
+                    cgroup: plan.args.server_cgroup.as_ref().map(|path| path.display().to_string()),
                     cpu_us,
                     user_us: used.time.user_ns as f64 / 1e3,
                     system_us: used.time.system_ns as f64 / 1e3,

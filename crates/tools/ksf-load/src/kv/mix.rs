@@ -28,7 +28,8 @@ impl Operation for Command {
 }
 
 /// Shares of reads and writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Shares {
     /// So many reads...
     pub gets: u32,

@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use self::client::{Frames, KvClient, KvCounters, Shared, Witness};
 use self::journal::{Journal, Journaled};
 use self::keys::Choice;
@@ -37,7 +39,7 @@ use crate::drive::protocol::Protocol;
 use crate::drive::random::mix;
 use crate::drive::threads;
 use crate::error::LoadError;
-use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports};
 use crate::record::run::Run;
 use crate::report::document::say;
 use crate::report::files::Files;
@@ -55,7 +57,8 @@ const IN_FLIGHT_MAX: u64 = 65_536;
 const CONNECTIONS_MAX: u64 = 1 << 20;
 
 /// Options of kv.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[command(
     version,
     about = "Measure a key-value server of RESP, such as ksf store or Redis, and check every reply; audit it after a crash",
@@ -85,6 +88,7 @@ pub struct LoadKvArgs {
 
     /// Length of the run [default: 10 s, or no limit with -n]
     #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    #[serde(rename = "duration_s", with = "reports::seconds")]
     pub duration: Option<Duration>,
 
     /// Different keys, as many as there are connections at least; each takes 24 bytes of memory here
@@ -119,6 +123,7 @@ pub struct LoadKvArgs {
 
     /// Write every acknowledged write down in this file; one that is there is continued, without filling keys again
     #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "reports::path")]
     pub journal: Option<PathBuf>,
 
     /// Read every key of a journal instead: is everything there that was acknowledged?
@@ -127,6 +132,7 @@ pub struct LoadKvArgs {
         value_name = "FILE",
         conflicts_with_all = ["journal", "rate", "count", "duration", "keys", "prefix", "zipf", "sizes", "mix", "no_fill"]
     )]
+    #[serde(serialize_with = "reports::path")]
     pub audit: Option<PathBuf>,
 
     /// The user to log in as (AUTH) [default: the server's default user]
@@ -135,18 +141,22 @@ pub struct LoadKvArgs {
 
     /// The password to log in with; others can see it in the list of processes
     #[arg(long, value_name = "TEXT", conflicts_with = "password_file")]
+    #[serde(skip)]
     pub password: Option<String>,
 
     /// File with the password
     #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "reports::path")]
     pub password_file: Option<PathBuf>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub pace: PaceArgs,
 
     /// Give up after this time without a reply on a connection
     #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
+    #[serde(rename = "timeout_s", with = "reports::all_seconds")]
     pub timeout: Duration,
 
     /// Threads [default: 1, or one for each CPU of --cpu]
@@ -154,6 +164,7 @@ pub struct LoadKvArgs {
     pub jobs: Option<u64>,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub cpus: CpuArgs,
 
@@ -162,6 +173,7 @@ pub struct LoadKvArgs {
     pub no_header: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub output: OutputArgs,
 }
@@ -199,7 +211,7 @@ pub fn run_with(args: &LoadKvArgs, io: &mut Io<'_>) -> Result<KvReport, LoadErro
     }
     plan.resolve()?;
     raise_descriptors(plan.drive.connections as u64)?;
-    let mut files = Files::create(&plan.output, format!("kv {}", plan.target))?;
+    let mut files = Files::create(&plan.args.output, format!("kv {}", plan.target))?;
     let (run, stage) = match &audited {
         Some(journaled) => (audit(&plan, journaled, io)?, Stage::Audit),
         None => load(&plan, args.journal.as_deref(), io)?,
@@ -208,14 +220,20 @@ pub fn run_with(args: &LoadKvArgs, io: &mut Io<'_>) -> Result<KvReport, LoadErro
     files.finish(&run.latencies)?;
     let report = report::of(&plan, stage, audited.as_ref(), &run);
     report.notes.iter().for_each(|note| say("kv", note, io));
-    report.publish("kv", plan.output.json, &report::text(&report, plan.header), &report.body.complaint(), io)?;
+    report.publish(
+        "kv",
+        plan.args.output.json,
+        &report::text(&report, !args.no_header),
+        &report.body.complaint(),
+        io,
+    )?;
     Ok(report)
 }
 
 /// Writes all keys, then runs the load; what the last of them did.
 fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCounters>, Stage), LoadError> {
     let new_run = mix(unix_seconds().to_bits() ^ u64::from(std::process::id()) << 32);
-    let begun = journal.map(|path| Journal::begin(path, new_run, plan.keys, &plan.prefix)).transpose()?;
+    let begun = journal.map(|path| Journal::begin(path, new_run, plan.args.keys, &plan.args.prefix)).transpose()?;
     let (shared, journal) = match begun {
         None => (plan.shared(new_run, 1, None, None), None),
         Some((journal, said)) => {
@@ -229,7 +247,7 @@ fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCou
         let kv = Kv { plan, stage, shared: shared.clone() };
         threads::run(drive, &kv, 1, io.stop, |_| {}).map(|run| (run, stage))
     };
-    let filled = if plan.fill && is_new { Some(run(&plan.fill_drive(), Stage::Fill)?) } else { None };
+    let filled = if !plan.args.no_fill && is_new { Some(run(&plan.fill_drive(), Stage::Fill)?) } else { None };
     let ran = match filled {
         Some((filled, stage)) if !filled.record.is_clean() || filled.is_interrupted() => (filled, stage),
         _ => run(&plan.drive, Stage::Load)?,
@@ -269,9 +287,10 @@ impl Protocol for Kv<'_> {
     }
 
     fn mix(&self, thread: usize) -> Commands {
-        let KvPlan { drive, sizes, seed, shares, zipf, keys, .. } = self.plan;
+        let KvPlan { drive, sizes, args, .. } = self.plan;
+        let LoadKvArgs { mix, zipf, keys, pace: PaceArgs { seed, .. }, .. } = args;
         match self.stage {
-            Stage::Load => Commands::drawn(*shares, Choice::new(*keys, *zipf), sizes.len(), *seed, thread),
+            Stage::Load => Commands::drawn(*mix, Choice::new(*keys, *zipf), sizes.len(), *seed, thread),
             stage => Commands::in_order(stage == Stage::Fill, sizes.len(), *seed, thread, drive.threads),
         }
     }
@@ -298,12 +317,12 @@ impl KvPlan {
         let longest = self.sizes.iter().copied().max().unwrap_or(VALUE_BYTES_MIN);
         let space = match acknowledged {
             Some(versions) => Space::new(session, versions.iter().copied()),
-            None => Space::new(session, (0..self.keys).map(|_| 0)),
+            None => Space::new(session, (0..self.args.keys).map(|_| 0)),
         };
         Arc::new(Shared {
             space,
             values: Values::new(run, longest),
-            frames: Frames::new(&self.prefix, &self.sizes, &self.login),
+            frames: Frames::new(&self.args.prefix, &self.sizes, &self.login),
             witness,
             connections: self.drive.connections as u64,
         })

@@ -15,7 +15,7 @@ use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_in};
 use crate::options::target::Target;
-use crate::options::{OutputArgs, usage};
+use crate::options::usage;
 
 /// That of Redis.
 const PORT: u16 = 6379;
@@ -65,18 +65,11 @@ pub(super) struct KvPlan {
     pub(super) drive: Plan,
     pub(super) target: Target,
     pub(super) socket: SocketOptions,
-    pub(super) keys: u64,
-    pub(super) prefix: String,
-    pub(super) zipf: Option<f64>,
     pub(super) sizes: Vec<usize>,
-    pub(super) shares: Shares,
-    pub(super) fill: bool,
     /// The words of AUTH; none: there is nothing to log in with.
     pub(super) login: Vec<Vec<u8>>,
-    pub(super) seed: u64,
-    pub(super) header: bool,
-    pub(super) journal: Option<String>,
-    pub(super) output: OutputArgs,
+    /// With defaults filled in.
+    pub(super) args: LoadKvArgs,
 }
 
 impl LoadKvArgs {
@@ -102,7 +95,8 @@ impl LoadKvArgs {
             return usage("there are fewer --keys than connections (-c): each writes keys of its own");
         }
         let seed = self.pace.seed;
-        let pace = match self.pace.pace(Arrival::Poisson) {
+        let mut args = self.clone();
+        let pace = match args.pace.fill(Arrival::Poisson) {
             Pace::Open { rate_per_s, arrival, seed } => {
                 Pace::Open { rate_per_s, arrival, seed: sub_seed(seed, "arrivals") }
             }
@@ -110,6 +104,12 @@ impl LoadKvArgs {
         };
         let is_open = pace != Pace::Closed;
         let in_flight = self.pipeline.unwrap_or(if is_open { OPEN_IN_FLIGHT } else { 1 });
+        let duration = match (self.duration, self.count) {
+            (None, None) => Some(DURATION),
+            (duration, _) => duration,
+        };
+        let args =
+            LoadKvArgs { pipeline: Some(in_flight), duration, jobs: Some(threads as u64), password: None, ..args };
         let limit = TimeLimit::Reply { progress_bytes: PROGRESS_BYTES };
         let terms = Terms { life: Life::Kept, limit, timeout_ns: ns(self.timeout) };
         let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
@@ -125,10 +125,7 @@ impl LoadKvArgs {
                 spread: is_open.then(|| sub_seed(seed, "spread")),
                 in_flight: in_flight as usize,
                 requests: self.count,
-                duration: match (self.duration, self.count) {
-                    (None, None) => Some(DURATION),
-                    (duration, _) => duration,
-                },
+                duration,
                 threads,
                 pinning,
                 spin: self.pace.spin,
@@ -136,17 +133,9 @@ impl LoadKvArgs {
             },
             target,
             socket,
-            keys: self.keys,
-            prefix: self.prefix.clone(),
-            zipf: self.zipf,
             sizes: self.sizes.iter().map(|bytes| *bytes as usize).collect(),
-            shares: self.mix,
-            fill: !self.no_fill,
             login: self.login()?,
-            seed,
-            header: !self.no_header,
-            journal: self.journal.as_ref().or(self.audit.as_ref()).map(|path| path.display().to_string()),
-            output: self.output.clone(),
+            args,
         })
     }
 
@@ -168,14 +157,17 @@ impl LoadKvArgs {
 impl KvPlan {
     /// Makes it the plan of an audit.
     pub(super) fn audit(&mut self, journaled: &Journaled) {
-        self.keys = journaled.acknowledged.len() as u64;
-        self.prefix.clone_from(&journaled.prefix);
+        let keys = journaled.acknowledged.len() as u64;
+        self.args.keys = keys;
+        self.args.prefix.clone_from(&journaled.prefix);
         let drive = &mut self.drive;
         drive.connections = drive.connections.min(journaled.acknowledged.len());
         drive.threads = drive.threads.min(drive.connections);
         drive.weights.truncate(drive.connections);
         drive.blocking = drive.connections == drive.threads;
-        (drive.requests, drive.duration) = (Some(self.keys), None);
+        (drive.requests, drive.duration) = (Some(keys), None);
+        self.args.connections = drive.connections as u64;
+        (self.args.jobs, self.args.count, self.args.duration) = (Some(drive.threads as u64), drive.requests, None);
     }
 
     /// Finds the addresses of the target.
@@ -192,7 +184,7 @@ impl KvPlan {
             pace: Pace::Closed,
             spread: None,
             in_flight: self.fill_in_flight(),
-            requests: Some(self.keys),
+            requests: Some(self.args.keys),
             duration: None,
             ..self.drive.clone()
         }
@@ -255,10 +247,12 @@ mod tests {
     fn defaults_depend_on_the_load() {
         let closed = plan("host").unwrap();
         assert_eq!(closed.target.to_string(), "host:6379");
-        assert_eq!((closed.drive.connections, closed.drive.in_flight, closed.keys), (50, 1, 100_000));
+        assert_eq!((closed.drive.connections, closed.drive.in_flight, closed.args.keys), (50, 1, 100_000));
         assert_eq!((closed.drive.duration, closed.drive.requests), (Some(DURATION), None));
-        assert_eq!((closed.sizes.as_slice(), closed.shares), (&[64][..], Shares { gets: 90, sets: 10 }));
-        assert!(closed.fill && closed.zipf.is_none() && closed.login.is_empty() && !closed.drive.blocking);
+        assert_eq!((closed.sizes.as_slice(), closed.args.mix), (&[64][..], Shares { gets: 90, sets: 10 }));
+        assert!(
+            !closed.args.no_fill && closed.args.zipf.is_none() && closed.login.is_empty() && !closed.drive.blocking
+        );
         let open = plan("--listen host:1 --rate 10k/s -n 5").unwrap();
         assert_eq!((open.drive.in_flight, open.drive.duration, open.drive.requests), (128, None, Some(5)));
         assert!(open.drive.spread.is_some() && open.fill_drive().spread.is_none());
@@ -270,8 +264,9 @@ mod tests {
     fn every_option_is_read() {
         let all =
             plan("h --sizes 64,1400 --mix 1:3 --zipf 0.99 -P 16 --prefix a: --no-fill --user me --password p").unwrap();
-        assert_eq!((all.sizes.as_slice(), all.shares), (&[64, 1400][..], Shares { gets: 1, sets: 3 }));
-        assert_eq!((all.zipf, all.drive.in_flight, all.prefix.as_str(), all.fill), (Some(0.99), 16, "a:", false));
+        assert_eq!((all.sizes.as_slice(), all.args.mix), (&[64, 1400][..], Shares { gets: 1, sets: 3 }));
+        assert_eq!((all.args.zipf, all.drive.in_flight, all.args.prefix.as_str()), (Some(0.99), 16, "a:"));
+        assert!(all.args.no_fill && all.args.password.is_none());
         assert_eq!(all.login, [b"me".to_vec(), b"p".to_vec()]);
         assert_eq!(all.fill_in_flight(), 16);
     }
@@ -285,7 +280,7 @@ mod tests {
         let mut audit = plan(&format!("h -c 8 -j 4 --audit {}", path.display())).unwrap();
         audit.audit(&journaled);
         let drive = &audit.drive;
-        assert_eq!((audit.keys, audit.prefix.as_str(), drive.connections, drive.threads), (3, "p", 3, 3));
+        assert_eq!((audit.args.keys, audit.args.prefix.as_str(), drive.connections, drive.threads), (3, "p", 3, 3));
         assert_eq!((drive.requests, drive.duration, drive.weights.len()), (Some(3), None, 3));
     }
 

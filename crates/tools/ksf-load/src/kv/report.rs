@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use super::LoadKvArgs;
 use super::client::KvCounters;
 use super::journal::Journaled;
 use super::mix::CLASSES;
@@ -30,57 +31,11 @@ pub type KvReport = Document<KvBody>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvBody {
     /// What was asked for, with defaults filled in.
-    pub config: KvConfig,
+    pub config: LoadKvArgs,
     /// What was measured.
     pub run: KvRunReport,
     /// What an audit found; `null` for a load.
     pub audit: Option<AuditReport>,
-}
-
-/// What was asked for, with defaults filled in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct KvConfig {
-    /// `closed`, `open` or `audit`.
-    pub mode: String,
-    /// Over all threads.
-    pub connections: u64,
-    /// Most commands in flight on a connection.
-    pub in_flight: u64,
-    /// Threads, each with its part of connections, commands and rate.
-    pub threads: u64,
-    /// Different keys.
-    pub keys: u64,
-    /// What their names begin with.
-    pub prefix: String,
-    /// The exponent of Zipf's law; `null`: each key is as likely as any other.
-    pub zipf: Option<f64>,
-    /// So many reads...
-    pub gets: u32,
-    /// ...to so many writes.
-    pub sets: u32,
-    /// Lengths of values.
-    pub sizes: Vec<u64>,
-    /// Whether all keys were to be written before the run.
-    pub fill: bool,
-    /// The file that acknowledgments are written down in, or read from; `null` for none.
-    pub journal: Option<String>,
-    /// Commands over all connections; `null` for no limit.
-    pub requests: Option<u64>,
-    /// `null` for no limit.
-    pub duration_s: Option<f64>,
-    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
-    pub spin: String,
-    /// The longest that is polled before a sleep.
-    pub spin_us: f64,
-    /// `null` in a closed loop.
-    pub rate_per_s: Option<u64>,
-    /// `constant` or `poisson`; `null` in a closed loop.
-    pub arrival: Option<String>,
-    /// Of all that is drawn.
-    pub seed: u64,
-    /// Without a reply on a connection for this time, it is given up.
-    pub timeout_s: f64,
 }
 
 /// What was measured.
@@ -174,7 +129,7 @@ pub(super) fn of(plan: &KvPlan, stage: Stage, audited: Option<&Journaled>, run: 
     let record = &run.record;
     let audit = audited.map(|journaled| AuditReport::of(journaled, run));
     let is_whole = audit.as_ref().is_none_or(|audit| audit.unread == 0);
-    let body = KvBody { config: KvConfig::of(plan, stage), run: KvRunReport::of(plan, stage, run), audit };
+    let body = KvBody { config: plan.args.clone(), run: KvRunReport::of(plan, stage, run), audit };
     let target = TargetReport {
         name: plan.target.to_string(),
         transport: plan.socket.transport.name().into(),
@@ -289,40 +244,6 @@ impl AuditReport {
             self.records,
             self.sessions
         )
-    }
-}
-
-impl KvConfig {
-    fn of(plan: &KvPlan, stage: Stage) -> KvConfig {
-        let drive = &plan.drive;
-        let (rate_per_s, arrival, _) = drive.pace.in_parts();
-        KvConfig {
-            mode: match (stage, rate_per_s) {
-                (Stage::Audit, _) => "audit",
-                (_, Some(_)) => "open",
-                (_, None) => "closed",
-            }
-            .into(),
-            connections: drive.connections as u64,
-            in_flight: drive.in_flight as u64,
-            threads: drive.threads as u64,
-            keys: plan.keys,
-            prefix: plan.prefix.clone(),
-            zipf: plan.zipf,
-            gets: plan.shares.gets,
-            sets: plan.shares.sets,
-            sizes: plan.sizes.iter().map(|bytes| *bytes as u64).collect(),
-            fill: plan.fill,
-            journal: plan.journal.clone(),
-            requests: drive.requests,
-            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
-            spin: drive.spin.name().into(),
-            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
-            rate_per_s,
-            arrival,
-            seed: plan.seed,
-            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
-        }
     }
 }
 

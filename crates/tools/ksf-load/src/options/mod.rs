@@ -1,10 +1,13 @@
 //! The options that several tools share, and how their values are read.
 
 pub mod numbers;
+pub(crate) mod reports;
 pub(crate) mod target;
 
 use std::path::PathBuf;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::drive::pin::Pinning;
 use crate::drive::plan::Pace;
@@ -14,10 +17,11 @@ use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_rate, parse_u64};
 
 /// Who decides when a request is sent.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct PaceArgs {
     /// Open loop: send N requests per second over all threads and connections, and count latency from the intended start
     #[arg(long, value_name = "N[/s]", value_parser = parse_rate)]
+    #[serde(rename = "rate_per_s")]
     pub rate: Option<u64>,
 
     /// Gaps between the requests of --rate [default: constant for echotest and rpctest, else poisson]
@@ -35,11 +39,19 @@ pub struct PaceArgs {
 }
 
 impl PaceArgs {
-    pub(crate) fn pace(&self, arrival: Arrival) -> Pace {
+    /// The pace, with gaps of this kind if no other is asked for, which is filled in.
+    pub(crate) fn fill(&mut self, arrival: Arrival) -> Pace {
         match self.rate {
             None => Pace::Closed,
-            Some(rate_per_s) => Pace::Open { rate_per_s, arrival: self.arrival.unwrap_or(arrival), seed: self.seed },
+            Some(rate_per_s) => {
+                Pace::Open { rate_per_s, arrival: *self.arrival.get_or_insert(arrival), seed: self.seed }
+            }
         }
+    }
+
+    /// "open" or "closed".
+    pub(crate) fn mode(&self) -> &'static str {
+        if self.rate.is_some() { "open" } else { "closed" }
     }
 }
 
@@ -49,7 +61,7 @@ pub(crate) fn name(value: &impl clap::ValueEnum) -> String {
 }
 
 /// Where the threads run.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct CpuArgs {
     /// CPUs for the threads, in turn, such as 0,2-3
     #[arg(long, value_name = "LIST", conflicts_with = "no_pin")]
@@ -67,7 +79,7 @@ impl CpuArgs {
 }
 
 /// What is printed and written.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct OutputArgs {
     /// Print one JSON document instead of the table
     #[arg(long)]
@@ -75,10 +87,12 @@ pub struct OutputArgs {
 
     /// Write HdrHistogram data: *.hgrm gets percentiles as text, any other name an interval log (V2, compressed)
     #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "reports::path")]
     pub hdr: Option<PathBuf>,
 
     /// Write a plot of latency by percentile
     #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "reports::path")]
     pub svg: Option<PathBuf>,
 }
 

@@ -19,7 +19,7 @@ use crate::report::Io;
 use crate::report::warn::Warning;
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The whole document; its body is that of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -259,7 +259,7 @@ impl LatencyReport {
     }
 
     /// A quantile in microseconds; 0 for one that is not reported.
-    pub(crate) fn at(&self, percent: f64) -> f64 {
+    pub fn at(&self, percent: f64) -> f64 {
         self.quantiles.iter().find(|quantile| quantile.percent == percent).map_or(0.0, |quantile| quantile.us)
     }
 }

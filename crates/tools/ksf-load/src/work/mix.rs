@@ -7,7 +7,8 @@ use crate::drive::protocol::{self, Operation};
 use crate::drive::random::{Random, sub_seed};
 
 /// What a message asks for; the numbers are those of the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Answered at once, with its payload
     Inline,
@@ -72,7 +73,8 @@ impl Operation for Job {
 }
 
 /// Times between two bounds, both included; each is as likely as any other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkTime {
     /// Least, microseconds.
     pub min_us: u32,
@@ -81,7 +83,8 @@ pub struct WorkTime {
 }
 
 /// Some of the messages take longer than the others.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Slow {
     /// How many of a hundred.
     pub percent: f64,

@@ -15,6 +15,8 @@ pub mod report;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use self::client::Work;
 use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
 use self::mix::{Jobs, Mix, Slow, WorkTime};
@@ -29,7 +31,7 @@ use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_duration, parse_in, parse_u64};
 use crate::options::target::Target;
-use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, usage};
+use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports, usage};
 use crate::report::document::say;
 use crate::report::files::Files;
 use crate::report::{Io, with_process_io};
@@ -51,7 +53,8 @@ const WEIGHT_MAX: u64 = 1000;
 const WORK_MAX: Duration = Duration::from_secs(10);
 
 /// Options of worktest.
-#[derive(Debug, Clone, clap::Args)]
+#[derive(Debug, Clone, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 #[command(
     version,
     about = "Measure a work service, whose messages say what they cost, and verify every reply",
@@ -97,6 +100,7 @@ pub struct WorktestArgs {
     pub spread: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub pace: PaceArgs,
 
@@ -110,13 +114,16 @@ pub struct WorktestArgs {
 
     /// Length of the run [default: 5 s, or no limit with -c]
     #[arg(long, value_name = "TIME", value_parser = positive_time)]
+    #[serde(rename = "duration_s", with = "reports::seconds")]
     pub duration: Option<Duration>,
 
     /// A message without a reply after this time is lost
     #[arg(long, value_name = "TIME", value_parser = positive_time, default_value = "5s")]
+    #[serde(rename = "timeout_s", with = "reports::all_seconds")]
     pub timeout: Duration,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub cpus: CpuArgs,
 
@@ -125,6 +132,7 @@ pub struct WorktestArgs {
     pub no_header: bool,
 
     #[command(flatten)]
+    #[serde(flatten)]
     #[allow(missing_docs)]
     pub output: OutputArgs,
 }
@@ -142,22 +150,20 @@ Exit status: 0 every reply was right, 1 replies were wrong, missing or surplus, 
 74 the results cannot be written.";
 
 /// A weight for each connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weights(pub Vec<u32>);
 
 /// The plan of one run.
 #[derive(Debug, Clone)]
 struct WorkPlan {
     drive: Plan,
-    /// `None`: nothing is sent, `ideal_workers` are simulated.
+    /// `None`: nothing is sent, workers are simulated.
     target: Option<Target>,
-    ideal_workers: Option<usize>,
     socket: SocketOptions,
     mix: Mix,
     request_bytes: usize,
-    seed: u64,
-    header: bool,
-    output: OutputArgs,
+    /// With defaults filled in.
+    args: WorktestArgs,
 }
 
 /// Runs worktest on stdout and stderr until it is done or interrupted.
@@ -169,19 +175,19 @@ pub fn run(args: WorktestArgs) -> Result<WorkReport, LoadError> {
 pub fn run_with(args: &WorktestArgs, io: &mut Io<'_>) -> Result<WorkReport, LoadError> {
     let mut plan = args.plan()?;
     let target = plan.target.as_ref().map_or("ideal".to_owned(), ToString::to_string);
-    let mut files = Files::create(&plan.output, format!("worktest {target}"))?;
-    let (report, latencies) = match (plan.ideal_workers, plan.drive.schedule(0)) {
+    let mut files = Files::create(&plan.args.output, format!("worktest {target}"))?;
+    let (report, latencies) = match (args.ideal, plan.drive.schedule(0)) {
         (Some(workers), Some(mut schedule)) => {
-            let mut jobs = Jobs::new(plan.mix, plan.seed);
+            let mut jobs = Jobs::new(plan.mix, args.pace.seed);
             let until_ns = plan.drive.duration.map_or(u64::MAX, ns);
             let messages = plan.drive.requests.unwrap_or(u64::MAX);
-            let ideal = ideal::simulate(&mut schedule, &mut jobs, workers, messages, until_ns);
+            let ideal = ideal::simulate(&mut schedule, &mut jobs, workers as usize, messages, until_ns);
             report::of_ideal(&plan, &ideal)
         }
         _ => {
             plan.resolve()?;
             let codec = Arc::new(Codec::new(plan.request_bytes, plan.mix.kind == Kind::Discard));
-            let work = Work { codec, mix: plan.mix, seed: plan.seed };
+            let work = Work { codec, mix: plan.mix, seed: args.pace.seed };
             report::of_run(&plan, &threads::run(&plan.drive, &work, 1, io.stop, |_| {})?)
         }
     };
@@ -190,7 +196,7 @@ pub fn run_with(args: &WorktestArgs, io: &mut Io<'_>) -> Result<WorkReport, Load
     files.finish(&latencies)?;
     report.notes.iter().for_each(|note| say("worktest", note, io));
     let complaint = format!("not every reply was right: {}; {} correct", run.faults(), run.messages);
-    report.publish("worktest", plan.output.json, &run.table(plan.header), &complaint, io)?;
+    report.publish("worktest", plan.args.output.json, &run.table(!args.no_header), &complaint, io)?;
     Ok(report)
 }
 
@@ -221,11 +227,28 @@ impl WorktestArgs {
             return usage("-a times the largest weight is more than 65536 in flight on one connection");
         }
         let seed = self.pace.seed;
-        let pace = match self.pace.pace(Arrival::Poisson) {
+        let mut args = self.clone();
+        let pace = match args.pace.fill(Arrival::Poisson) {
             Pace::Open { rate_per_s, arrival, seed } => {
                 Pace::Open { rate_per_s, arrival, seed: sub_seed(seed, "arrivals") }
             }
             closed => closed,
+        };
+        let duration = match (self.duration, self.count) {
+            (None, None) => Some(DURATION),
+            (duration, _) => duration,
+        };
+        let request_bytes = self.length.unwrap_or(match self.kind {
+            Kind::Discard => 5000,
+            _ => 64,
+        });
+        let args = WorktestArgs {
+            length: Some(request_bytes),
+            weights: Some(Weights(weights.clone())),
+            connections: Some(weights.len() as u64),
+            in_flight: Some(in_flight),
+            duration,
+            ..args
         };
         let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: ns(self.timeout) };
         let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
@@ -240,25 +263,16 @@ impl WorktestArgs {
                 spread: drawn.then(|| sub_seed(seed, "spread")),
                 in_flight: in_flight as usize,
                 requests: self.count,
-                duration: match (self.duration, self.count) {
-                    (None, None) => Some(DURATION),
-                    (duration, _) => duration,
-                },
+                duration,
                 pinning: self.cpus.pinning()?,
                 spin: self.pace.spin,
                 ..Plan::new("worktest", Destination::Renewed(Vec::new()), terms)
             },
             target,
-            ideal_workers: self.ideal.map(|workers| workers as usize),
             socket,
             mix: Mix { kind: self.kind, work: self.work, slow: self.slow },
-            request_bytes: self.length.unwrap_or(match self.kind {
-                Kind::Discard => 5000,
-                _ => 64,
-            }) as usize,
-            seed,
-            header: !self.no_header,
-            output: self.output.clone(),
+            request_bytes: request_bytes as usize,
+            args,
         })
     }
 }

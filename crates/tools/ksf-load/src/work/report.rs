@@ -5,10 +5,9 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::WorkPlan;
 use super::ideal::Ideal;
 use super::mix::Class;
-use crate::options::name;
+use super::{WorkPlan, WorktestArgs};
 use crate::record::run::Run;
 use crate::record::running;
 use crate::record::{Fault, Faults, Latencies};
@@ -27,53 +26,9 @@ pub type WorkReport = Document<WorkBody>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkBody {
     /// What was asked for, with defaults filled in.
-    pub config: WorkConfig,
+    pub config: WorktestArgs,
     /// What was measured.
     pub run: WorkRunReport,
-}
-
-/// What was asked for, with defaults filled in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WorkConfig {
-    /// `connection` (closed, a reply makes room on its connection), `window` (closed, on a drawn one) or `open`.
-    pub mode: String,
-    /// Workers of a simulation; `null` for a real server.
-    pub ideal_workers: Option<u64>,
-    /// One for each connection.
-    pub weights: Vec<u32>,
-    /// Per unit of weight; in a window in all; in an open loop the most per connection.
-    pub in_flight: u64,
-    /// `inline`, `discard`, `sleep` or `compute`.
-    pub kind: String,
-    /// The whole request.
-    pub request_bytes: u64,
-    /// Least time of work; 0 where the kind does none.
-    pub work_min_us: u64,
-    /// Most time of work.
-    pub work_max_us: u64,
-    /// Messages in a hundred that take longer; 0 for none.
-    pub slow_percent: f64,
-    /// How long those take; `null` for none.
-    pub slow_work_us: Option<u64>,
-    /// Messages over all connections; `null` for no limit.
-    pub messages: Option<u64>,
-    /// `null` for no limit.
-    pub duration_s: Option<f64>,
-    /// `off`, `auto` or `fixed`: whether threads poll before they sleep.
-    pub spin: String,
-    /// The longest that is polled before a sleep.
-    pub spin_us: f64,
-    /// `null` in a closed loop.
-    pub rate_per_s: Option<u64>,
-    /// `constant` or `poisson`; `null` in a closed loop.
-    pub arrival: Option<String>,
-    /// Of all that is drawn.
-    pub seed: u64,
-    /// Without a reply for this time a message is lost.
-    pub timeout_s: f64,
-    /// The CPU the generator was bound to.
-    pub cpu: Option<usize>,
 }
 
 /// What was measured.
@@ -94,6 +49,8 @@ pub struct WorkRunReport {
     pub classes: Vec<ClassReport>,
     /// One per connection.
     pub connections: Vec<ConnectionReport>,
+    /// The CPU the generator was bound to.
+    pub cpu: Option<usize>,
     /// User and system time of the generator.
     pub cpu_s: f64,
     /// The same per correct reply.
@@ -150,6 +107,7 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (WorkReport, Latencies) 
                 mean_us: milli(share.sum_ns as f64 / share.answered.max(1) as f64 / 1e3),
             })
             .collect(),
+        cpu: thread.cpu,
         cpu_s: nano(run.cpu_s()),
         cpu_us_per_message: milli(run.cpu_us_per_reply()),
         runqueue_wait_s: nano(thread.runqueue_wait_ns as f64 / 1e9),
@@ -165,9 +123,7 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (WorkReport, Latencies) 
         transport: plan.socket.transport.name().into(),
         addresses: run.addresses(),
     });
-    let mut config = WorkConfig::of(plan);
-    config.cpu = thread.cpu;
-    let mut document = Document::new(FORMAT, target, WorkBody { config, run: report });
+    let mut document = Document::new(FORMAT, target, WorkBody { config: plan.args.clone(), run: report });
     document.warn(warnings(plan, run));
     document.notes = record.notes.iter().map(|note| format!("connection {}: {}", note.connection, note.text)).collect();
     document.interrupted = run.is_interrupted();
@@ -179,7 +135,7 @@ pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (WorkReport, Latencies) 
 pub(super) fn of_ideal(plan: &WorkPlan, ideal: &Ideal) -> (WorkReport, Latencies) {
     let all = Latencies::sum(&ideal.latencies);
     let run = WorkRunReport::of(&all, &ideal.latencies, ideal.end_ns as f64 / 1e9);
-    (Document::new(FORMAT, None, WorkBody { config: WorkConfig::of(plan), run }), all)
+    (Document::new(FORMAT, None, WorkBody { config: plan.args.clone(), run }), all)
 }
 
 impl WorkRunReport {
@@ -203,6 +159,7 @@ impl WorkRunReport {
                 })
                 .collect(),
             connections: Vec::new(),
+            cpu: None,
             cpu_s: 0.0,
             cpu_us_per_message: 0.0,
             runqueue_wait_s: 0.0,
@@ -252,40 +209,6 @@ impl WorkRunReport {
     pub(crate) fn faults(&self) -> String {
         let faults = self.faults.iter().filter(|(_, count)| **count > 0);
         faults.map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl WorkConfig {
-    fn of(plan: &WorkPlan) -> WorkConfig {
-        let (drive, mix) = (&plan.drive, &plan.mix);
-        let (rate_per_s, arrival, _) = drive.pace.in_parts();
-        let work = |us: u32| if mix.kind.works() { u64::from(us) } else { 0 };
-        WorkConfig {
-            mode: match (rate_per_s, drive.spread) {
-                (Some(_), _) => "open",
-                (None, Some(_)) => "window",
-                (None, None) => "connection",
-            }
-            .into(),
-            ideal_workers: plan.ideal_workers.map(|workers| workers as u64),
-            weights: drive.weights.clone(),
-            in_flight: drive.in_flight as u64,
-            kind: name(&mix.kind),
-            request_bytes: plan.request_bytes as u64,
-            work_min_us: work(mix.work.min_us),
-            work_max_us: work(mix.work.max_us),
-            slow_percent: mix.slow.map_or(0.0, |slow| slow.percent),
-            slow_work_us: mix.slow.map(|slow| slow.work_us.into()),
-            messages: drive.requests,
-            duration_s: drive.duration.map(|duration| duration.as_secs_f64()),
-            spin: drive.spin.name().into(),
-            spin_us: drive.spin.limit().as_secs_f64() * 1e6,
-            rate_per_s,
-            arrival,
-            seed: plan.seed,
-            timeout_s: drive.terms.timeout_ns as f64 / 1e9,
-            cpu: None,
-        }
     }
 }
 
