@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use ksf_load::calls::report::CallReport;
+use ksf_load::work::report::{WorkBody, WorkReport};
 
 use crate::bench::{FileLoad, Pace, WorkLoad};
 use crate::process::output;
@@ -200,80 +201,17 @@ impl Files {
     }
 }
 
-/// What is read of the generators' JSON (docs/formats/load-json.md).
-#[derive(Deserialize)]
-struct Document {
-    runs: Vec<Run>,
-    warnings: Vec<Warning>,
-    total: Total,
-    ok: bool,
-}
-
-#[derive(Deserialize)]
-struct Total {
-    faults: u64,
-}
-
-#[derive(Deserialize)]
-struct Run {
-    messages: u64,
-    rate_per_s: f64,
-    latency: Latency,
-}
-
-/// The times of the right replies of a run.
-#[derive(Deserialize)]
-pub(crate) struct Latency {
-    mean_us: f64,
-    stdev_us: f64,
-    quantiles: Vec<Quantile>,
-}
-
-/// What is read of worktest's JSON (docs/formats/load-json.md).
-#[derive(Deserialize)]
-struct WorkDocument {
-    run: WorkRun,
-    warnings: Vec<Warning>,
-    ok: bool,
-}
-
-#[derive(Deserialize)]
-struct WorkRun {
-    messages: u64,
-    rate_per_s: f64,
-    latency: Latency,
-    classes: Vec<WorkClass>,
-    cpu_us_per_message: f64,
-}
-
-#[derive(Deserialize)]
-struct WorkClass {
-    name: String,
-    latency: Latency,
-}
-
-#[derive(Deserialize)]
-struct Quantile {
-    percent: f64,
-    us: f64,
-}
-
-#[derive(Deserialize)]
-struct Warning {
-    code: String,
-}
-
 fn parse(text: &str) -> Result<LoadResult> {
-    let document: Document = serde_json::from_str(text)?;
+    let document: CallReport = serde_json::from_str(text)?;
     ensure!(document.ok, "replies were lost or wrong");
-    let [run] = document.runs.as_slice() else { bail!("{} runs, not 1", document.runs.len()) };
+    let [run] = document.body.runs.as_slice() else { bail!("{} runs, not 1", document.body.runs.len()) };
     ensure!(run.messages > 0, "no message was answered");
     Ok(LoadResult {
         messages: run.messages,
         messages_per_s: run.rate_per_s,
-        rtt_p50_us: run.latency.quantile(50.0)?,
-        rtt_p99_us: run.latency.quantile(99.0)?,
-        faults: document.total.faults,
+        rtt_p50_us: run.latency.at(50.0),
+        rtt_p99_us: run.latency.at(99.0),
+        faults: document.body.total.faults,
         warnings: document.warnings.into_iter().map(|warning| warning.code).collect(),
         work: None,
     })
@@ -281,96 +219,57 @@ fn parse(text: &str) -> Result<LoadResult> {
 
 /// Reads what worktest printed.
 pub(crate) fn parse_work(text: &str) -> Result<LoadResult> {
-    let WorkDocument { run, warnings, ok } = serde_json::from_str(text)?;
+    let WorkReport { body: WorkBody { run, .. }, warnings, ok, .. } = serde_json::from_str(text)?;
     ensure!(ok, "replies were lost or wrong");
     ensure!(run.messages > 0, "no message was answered");
     let mut quick_us = None;
     if run.classes.len() > 1 {
         let quick = run.classes.iter().find(|class| class.name == "quick").context("no class of quick messages")?;
-        let at = |percent| quick.latency.quantile(percent);
-        quick_us = Some([at(50.0)?, at(99.0)?, at(99.9)?]);
+        quick_us = Some([50.0, 99.0, 99.9].map(|percent| quick.latency.at(percent)));
     }
     Ok(LoadResult {
         messages: run.messages,
         messages_per_s: run.rate_per_s,
-        rtt_p50_us: run.latency.quantile(50.0)?,
-        rtt_p99_us: run.latency.quantile(99.0)?,
+        rtt_p50_us: run.latency.at(50.0),
+        rtt_p99_us: run.latency.at(99.0),
         faults: 0,
         warnings: warnings.into_iter().map(|warning| warning.code).collect(),
         work: Some(WorkResult {
             rtt_mean_us: run.latency.mean_us,
             rtt_stdev_us: run.latency.stdev_us,
-            rtt_p999_us: run.latency.quantile(99.9)?,
+            rtt_p999_us: run.latency.at(99.9),
             quick_us,
             client_cpu_us: run.cpu_us_per_message,
         }),
     })
 }
 
-impl Latency {
-    pub(crate) fn quantile(&self, percent: f64) -> Result<f64> {
-        let found = self.quantiles.iter().find(|quantile| quantile.percent == percent);
-        Ok(found.with_context(|| format!("no quantile {percent}"))?.us)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"format":"ksf-load","version":1,"ok":true,"total":{"faults":0},
-        "warnings":[{"code":"busy-generator","text":"t"}],
-        "runs":[{"run":1,"messages":700,"rate_per_s":1400.5,"latency":{"min_us":1.0,"mean_us":7.6,"stdev_us":0.5,"quantiles":[
-            {"percent":50.0,"us":7.5},{"percent":99.0,"us":9.25}]}}]}"#;
-
-    #[test]
-    fn a_result_is_read() {
-        let expected = LoadResult {
-            messages: 700,
-            messages_per_s: 1400.5,
-            rtt_p50_us: 7.5,
-            rtt_p99_us: 9.25,
-            faults: 0,
-            warnings: vec!["busy-generator".into()],
-            work: None,
-        };
-        assert_eq!(parse(TEXT).unwrap(), expected);
+    /// What worktest prints of a simulation, which needs no server.
+    fn simulated(options: &[&str]) -> String {
+        use clap::{Args, Command, FromArgMatches};
+        use ksf_load::work::WorktestArgs;
+        let words = ["worktest", "--ideal", "4", "--rate", "400", "--json"].iter().chain(options);
+        let matches = WorktestArgs::augment_args(Command::new("worktest")).get_matches_from(words);
+        let args = WorktestArgs::from_arg_matches(&matches).unwrap();
+        let (mut out, stop) = (Vec::new(), std::sync::atomic::AtomicBool::new(false));
+        let mut io = ksf_load::Io { out: &mut out, err: &mut Vec::new(), stop: &stop };
+        ksf_load::work::run_with(&args, &mut io).unwrap();
+        String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn a_doubtful_result_is_an_error() {
-        for (from, to) in [
-            ("\"ok\":true", "\"ok\":false"),
-            ("\"messages\":700", "\"messages\":0"),
-            ("\"percent\":99.0", "\"percent\":98.0"),
-            ("{\"format\"", "{format"),
-        ] {
-            assert!(parse(&TEXT.replace(from, to)).is_err(), "{to}");
-        }
-    }
-
-    const WORK_TEXT: &str = r#"{"ok":true,"warnings":[],"run":{"messages":9,"rate_per_s":90.0,"cpu_us_per_message":4.5,
-        "latency":{"mean_us":5.0,"stdev_us":2.0,"quantiles":[{"percent":50.0,"us":4.0},{"percent":99.0,"us":8.0},
-            {"percent":99.9,"us":8.5}]},
-        "classes":[
-            {"name":"quick","latency":{"mean_us":1.0,"stdev_us":0.5,"quantiles":[{"percent":50.0,"us":1.0},
-                {"percent":99.0,"us":2.0},{"percent":99.9,"us":3.0}]}},
-            {"name":"slow","latency":{"mean_us":9.0,"stdev_us":0.0,"quantiles":[]}}]}}"#;
-
-    #[test]
-    fn a_result_of_worktest_is_read() {
-        let result = parse_work(WORK_TEXT).unwrap();
-        let work = WorkResult {
-            rtt_mean_us: 5.0,
-            rtt_stdev_us: 2.0,
-            rtt_p999_us: 8.5,
-            quick_us: Some([1.0, 2.0, 3.0]),
-            client_cpu_us: 4.5,
-        };
-        assert_eq!((result.messages, result.messages_per_s, result.rtt_p50_us), (9, 90.0, 4.0));
-        assert_eq!(result.work, Some(work));
-        assert!(parse_work(&WORK_TEXT.replace("\"ok\":true", "\"ok\":false")).is_err());
-        assert!(parse_work(&WORK_TEXT.replace("\"messages\":9", "\"messages\":0")).is_err());
+    fn a_result_of_worktest_is_read_and_a_doubtful_one_is_an_error() {
+        let text = simulated(&["-c", "500", "--slow", "20:5ms"]);
+        let result = parse_work(&text).unwrap();
+        let quick_us = result.work.unwrap().quick_us.unwrap();
+        assert!(result.messages == 500 && quick_us[0] < 5000.0 && result.rtt_p99_us >= 5000.0, "{quick_us:?}");
+        assert_eq!(parse_work(&simulated(&["-c", "9"])).unwrap().work.unwrap().quick_us, None);
+        assert!(parse_work(&text.replace("\"ok\": true", "\"ok\": false")).is_err());
+        assert!(parse_work(&simulated(&["-c", "0"])).is_err() && parse_work("{").is_err());
     }
 
     #[test]

@@ -7,18 +7,16 @@
 //!   store ◄── ksf load kv --audit FILE        started again: is each of them there?
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use anyhow::{Context, Result, ensure};
+use ksf_load::kv::report::{AuditReport, KvBody, KvReport};
 
 use super::{Demo, MESSAGE_BYTES, START_TIMEOUT};
 use crate::bench::medium;
-use crate::load::Latency;
 use crate::process::{Ready, Running, Server, free_port, output};
 
 /// Engines that run it: what it does cannot be done in the kernel.
@@ -161,39 +159,14 @@ fn medium_of(line: &str) -> Result<&str> {
     Ok(medium)
 }
 
-/// What is read of the JSON of `ksf load kv` (docs/formats/load-json.md).
-#[derive(Deserialize)]
-struct Document {
-    run: Run,
-    audit: Option<Found>,
-    ok: bool,
-}
-
-#[derive(Deserialize)]
-struct Run {
-    replies: u64,
-    rate_per_s: f64,
-    latency: Latency,
-    faults: BTreeMap<String, u64>,
-}
-
-#[derive(Deserialize)]
-struct Found {
-    records: u64,
-    lost: u64,
-    damaged: u64,
-    foreign: u64,
-    unread: u64,
-}
-
 impl Loaded {
     fn read(text: &str) -> Result<Self> {
-        let Document { run, ok, .. } = serde_json::from_str(text)?;
+        let KvReport { body: KvBody { run, .. }, ok, .. } = serde_json::from_str(text)?;
         ensure!(ok, "replies were lost or wrong");
         ensure!(run.replies > 0, "no command was answered");
         Ok(Self {
-            p50_us: run.latency.quantile(50.0)?,
-            p99_us: run.latency.quantile(99.0)?,
+            p50_us: run.latency.at(50.0),
+            p99_us: run.latency.at(99.0),
             rate_per_s: run.rate_per_s,
             faults: run.faults.values().sum(),
         })
@@ -203,13 +176,16 @@ impl Loaded {
 /// What was found of the writes that a store had acknowledged before it was killed.
 pub(super) struct Audit {
     engine: &'static str,
-    found: Found,
+    found: AuditReport,
 }
 
 impl Audit {
     fn read(text: &str, engine: &'static str) -> Result<Self> {
-        let Document { audit, ok, .. } = serde_json::from_str(text)?;
-        let Some(found) = audit else { bail!("it is no audit") };
+        let KvReport { body: KvBody { audit, .. }, ok, .. } = serde_json::from_str(text)?;
+        Self::of(audit.context("it is no audit")?, ok, engine)
+    }
+
+    fn of(found: AuditReport, ok: bool, engine: &'static str) -> Result<Self> {
         ensure!(found.records > 0, "nothing had been acknowledged");
         let audit = Self { engine, found };
         ensure!(ok == audit.is_clean(), "an audit that is not whole");
@@ -218,14 +194,14 @@ impl Audit {
 
     /// Whether each acknowledged write is there.
     pub(super) fn is_clean(&self) -> bool {
-        let Found { records: _, lost, damaged, foreign, unread } = self.found;
+        let AuditReport { lost, damaged, foreign, unread, .. } = self.found;
         lost + damaged + foreign + unread == 0
     }
 }
 
 impl fmt::Display for Audit {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { records, lost, damaged, foreign, unread } = self.found;
+        let AuditReport { records, lost, damaged, foreign, unread, .. } = self.found;
         write!(out, "kill -9 under load: {records} acknowledged writes, {lost} lost")?;
         if damaged + foreign + unread > 0 {
             write!(out, ", {damaged} damaged, {foreign} foreign, {unread} not read")?;
@@ -238,33 +214,36 @@ impl fmt::Display for Audit {
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"ok":true,"audit":{"sessions":1,"records":70,"acknowledged":9,"right":9,"lost":0,"damaged":0,
-        "foreign":0,"unread":0},"run":{"replies":90,"rate_per_s":45.5,"faults":{"lost":0,"old":0},"latency":{"mean_us":2.0,
-            "stdev_us":1.0,"quantiles":[{"percent":50.0,"us":1.0},{"percent":99.0,"us":8.0}]}}}"#;
-
-    #[test]
-    fn a_load_is_read_and_one_with_a_wrong_reply_is_none() {
-        let Loaded { p50_us, p99_us, rate_per_s, faults } = Loaded::read(TEXT).unwrap();
-        assert_eq!((p50_us, p99_us, rate_per_s, faults), (1.0, 8.0, 45.5, 0));
-        for (from, to) in [("\"ok\":true", "\"ok\":false"), ("\"replies\":90", "\"replies\":0")] {
-            assert!(Loaded::read(&TEXT.replace(from, to)).is_err(), "{to}");
-        }
-    }
-
     #[test]
     fn an_audit_says_what_is_lost() {
-        let audit = Audit::read(TEXT, "uring").unwrap();
+        let none = AuditReport {
+            sessions: 1,
+            records: 70,
+            torn_bytes: 0,
+            acknowledged: 9,
+            right: 9,
+            newer: 0,
+            lost: 0,
+            damaged: 0,
+            foreign: 0,
+            unread: 0,
+        };
+        let audit = Audit::of(none.clone(), true, "uring").unwrap();
         assert!(audit.is_clean());
         assert_eq!(audit.to_string(), "kill -9 under load: 70 acknowledged writes, 0 lost (store on uring)");
-        let text = TEXT.replace("\"ok\":true", "\"ok\":false");
-        for (from, to) in [("lost", 3), ("damaged", 1), ("foreign", 1), ("unread", 1)] {
-            let text = text.replace(&format!("\"{from}\":0"), &format!("\"{from}\":{to}"));
-            let audit = Audit::read(&text, "epoll").unwrap();
-            assert!(!audit.is_clean() && audit.to_string().contains(&format!("{to} ")), "{audit}");
+        for found in [
+            AuditReport { lost: 3, ..none.clone() },
+            AuditReport { damaged: 3, ..none.clone() },
+            AuditReport { foreign: 3, ..none.clone() },
+            AuditReport { unread: 3, ..none.clone() },
+        ] {
+            // Where the verdict and the counts differ, nobody knows.
+            assert!(Audit::of(found.clone(), true, "epoll").is_err());
+            let audit = Audit::of(found, false, "epoll").unwrap();
+            assert!(!audit.is_clean() && audit.to_string().contains("3 "), "{audit}");
         }
-        // Where the words and the counts differ, nobody knows.
-        assert!(Audit::read(&text, "epoll").is_err());
-        assert!(Audit::read(&TEXT.replace("\"records\":70", "\"records\":0"), "epoll").is_err());
+        assert!(Audit::of(none.clone(), false, "epoll").is_err());
+        assert!(Audit::of(AuditReport { records: 0, ..none }, true, "epoll").is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use ksf_load::kv::report::{KvBody, KvReport};
 
 use super::{FULL_PERCENT, LOG_BYTES_FULL, RECORD_BYTES, Run, written_bytes};
 use crate::bench::case::Metric;
@@ -201,41 +201,6 @@ fn benchmark_rate(text: &str) -> Option<f64> {
     line.split('"').next()?.parse().ok().filter(|rate| *rate > 0.0)
 }
 
-/// What is read of the JSON of `ksf load kv` (docs/formats/load-json.md).
-#[derive(Deserialize)]
-struct Document {
-    run: RunPart,
-    warnings: Vec<Warning>,
-    ok: bool,
-}
-
-#[derive(Deserialize)]
-struct RunPart {
-    replies: u64,
-    rate_per_s: f64,
-    latency: Latency,
-    misses: u64,
-    unchecked: u64,
-    cpu_us_per_reply: f64,
-}
-
-#[derive(Deserialize)]
-struct Latency {
-    max_us: f64,
-    quantiles: Vec<Quantile>,
-}
-
-#[derive(Deserialize)]
-struct Quantile {
-    percent: f64,
-    us: f64,
-}
-
-#[derive(Deserialize)]
-struct Warning {
-    code: String,
-}
-
 /// What the client found, with every reply checked.
 #[derive(Debug, PartialEq)]
 struct StoreResult {
@@ -252,18 +217,15 @@ fn parse(text: &str) -> Result<StoreResult> {
 }
 
 fn read(text: &str) -> Result<StoreResult> {
-    let Document { run, warnings, ok } = serde_json::from_str(text)?;
+    let KvReport { body: KvBody { run, .. }, warnings, ok, .. } = serde_json::from_str(text)?;
     ensure!(ok, "replies were lost or wrong");
     ensure!(run.replies > 0, "no command was answered");
     ensure!(run.misses + run.unchecked == 0, "reads found nothing, or nothing that can be checked");
-    let at = |percent| {
-        let found = run.latency.quantiles.iter().find(|quantile| quantile.percent == percent);
-        found.map(|quantile| quantile.us).with_context(|| format!("no quantile {percent}"))
-    };
+    let latency = run.latency;
     Ok(StoreResult {
         replies: run.replies,
         rate_per_s: run.rate_per_s,
-        latency_us: [at(50.0)?, at(99.0)?, at(99.9)?, run.latency.max_us],
+        latency_us: [latency.at(50.0), latency.at(99.0), latency.at(99.9), latency.max_us],
         client_cpu_us: run.cpu_us_per_reply,
         warnings: warnings.into_iter().map(|warning| warning.code).collect(),
     })
@@ -287,35 +249,6 @@ mod tests {
     use super::*;
     use crate::bench::case::{CASES, Placement};
     use crate::bench::contestant::Pinning;
-
-    const TEXT: &str = r#"{"ok":true,"warnings":[{"code":"generator-busy","text":"t"}],"run":{"replies":90,
-        "rate_per_s":45.5,"misses":0,"unchecked":0,"cpu_us_per_reply":4.5,"latency":{"max_us":9.5,"quantiles":[
-            {"percent":50.0,"us":1.0},{"percent":99.0,"us":8.0},{"percent":99.9,"us":9.0}]}}}"#;
-
-    #[test]
-    fn a_result_is_read() {
-        let expected = StoreResult {
-            replies: 90,
-            rate_per_s: 45.5,
-            latency_us: [1.0, 8.0, 9.0, 9.5],
-            client_cpu_us: 4.5,
-            warnings: vec!["generator-busy".into()],
-        };
-        assert_eq!(read(TEXT).unwrap(), expected);
-    }
-
-    #[test]
-    fn what_was_not_checked_is_never_a_result() {
-        for (from, to) in [
-            ("\"ok\":true", "\"ok\":false"),
-            ("\"replies\":90", "\"replies\":0"),
-            ("\"misses\":0", "\"misses\":1"),
-            ("\"unchecked\":0", "\"unchecked\":1"),
-            ("\"percent\":99.9", "\"percent\":99.5"),
-        ] {
-            assert!(read(&TEXT.replace(from, to)).is_err(), "{to}");
-        }
-    }
 
     #[test]
     fn the_rate_of_redis_benchmark_is_read() {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
+use ksf_load::http::report::{HttpBody, HttpReport};
 
 use super::{BODY_BYTES, WebLoad, WebResult};
 use crate::bench::case::Case;
@@ -116,77 +116,13 @@ impl RunningLoad {
     }
 }
 
-/// What is read of the JSON of `ksf load http` (docs/formats/load-json.md).
-#[derive(Deserialize)]
-struct Document {
-    run: Run,
-    warnings: Vec<Warning>,
-}
-
-#[derive(Deserialize)]
-struct Warning {
-    code: String,
-}
-
-#[derive(Deserialize)]
-struct Run {
-    requests: Requests,
-    response: Latency,
-    failures: BTreeMap<String, u64>,
-    tally: Option<Tally>,
-    server: Server,
-    cpu_s: f64,
-    threads: Vec<Thread>,
-    connections: Connections,
-}
-
-#[derive(Deserialize)]
-struct Requests {
-    answered: u64,
-    unanswered: u64,
-    rate_per_s: f64,
-}
-
-#[derive(Deserialize)]
-struct Connections {
-    surplus: u64,
-}
-
-#[derive(Deserialize)]
-struct Latency {
-    max_us: f64,
-    quantiles: Vec<Quantile>,
-}
-
-#[derive(Deserialize)]
-struct Quantile {
-    percent: f64,
-    us: f64,
-}
-
-#[derive(Deserialize)]
-struct Tally {
-    values: BTreeMap<String, u64>,
-    threads: Vec<BTreeMap<String, u64>>,
-}
-
-#[derive(Deserialize)]
-struct Server {
-    cpu_us: f64,
-}
-
-#[derive(Deserialize)]
-struct Thread {
-    cpu: Option<usize>,
-}
-
-/// Reads a result, also of a peer that prints as much of the document. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
+/// Reads a result. Failed requests are part of it; wrong or surplus bytes are an error, whatever was done to the server.
 pub(super) fn parse(text: &str) -> Result<WebResult> {
     read(text).with_context(|| format!("ksf load http printed:\n{text}"))
 }
 
 fn read(text: &str) -> Result<WebResult> {
-    let Document { run, warnings } = serde_json::from_str(text)?;
+    let HttpReport { body: HttpBody { run, .. }, warnings, .. } = serde_json::from_str(text)?;
     ensure!(run.requests.answered > 0, "no request was answered");
     let mut failures: BTreeMap<String, u64> = run.failures.into_iter().filter(|(_, count)| *count > 0).collect();
     for kind in ["bad_response", "unexpected_status", "wrong_body", "address_exhausted", "local_limit"] {
@@ -198,10 +134,7 @@ fn read(text: &str) -> Result<WebResult> {
     if run.requests.unanswered > 0 {
         failures.insert("unanswered".into(), run.requests.unanswered);
     }
-    let at = |percent| {
-        let found = run.response.quantiles.iter().find(|quantile| quantile.percent == percent);
-        found.map(|quantile| quantile.us).with_context(|| format!("no quantile {percent}"))
-    };
+    let response = run.response;
     let (values, by_thread) = match run.tally {
         Some(tally) => (tally.values, tally.threads),
         None => (BTreeMap::new(), vec![BTreeMap::new(); run.threads.len()]),
@@ -209,48 +142,12 @@ fn read(text: &str) -> Result<WebResult> {
     Ok(WebResult {
         answered: run.requests.answered,
         rate_per_s: run.requests.rate_per_s,
-        response_us: [at(50.0)?, at(99.0)?, at(99.9)?, run.response.max_us],
-        server_cpu_us: run.server.cpu_us,
+        response_us: [response.at(50.0), response.at(99.0), response.at(99.9), response.max_us],
+        server_cpu_us: run.server.context("no CPU time of the server")?.cpu_us,
         client_cpu_us: run.cpu_s * 1e6,
         failures,
         values,
         threads: run.threads.iter().map(|thread| thread.cpu).zip(by_thread).collect(),
         warnings: warnings.into_iter().map(|warning| warning.code).collect(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str = r#"{"warnings":[{"code":"generator-busy","text":"t"}],"run":{
-        "requests":{"answered":90,"unanswered":2,"rate_per_s":45.5},"connections":{"surplus":0},
-        "response":{"max_us":9.5,"quantiles":[{"percent":50.0,"us":1.0},{"percent":99.0,"us":8.0},
-            {"percent":99.9,"us":9.0}]},
-        "failures":{"refused":3,"stale":0,"bad_response":0},
-        "tally":{"name":"X-Worker","values":{"7":90},"threads":[{"7":90}]},
-        "server":{"cpu_us":900.0},"cpu_s":0.0018,"threads":[{"cpu":1}]}}"#;
-
-    #[test]
-    fn a_result_is_read() {
-        let result = read(TEXT).unwrap();
-        let counts = |text: &str, count| BTreeMap::from([(text.to_owned(), count)]);
-        assert_eq!((result.answered, result.rate_per_s, result.response_us), (90, 45.5, [1.0, 8.0, 9.0, 9.5]));
-        assert_eq!((result.server_cpu_us, result.client_cpu_us), (900.0, 1800.0));
-        assert_eq!(result.failures, BTreeMap::from([("refused".to_owned(), 3), ("unanswered".to_owned(), 2)]));
-        assert_eq!((result.values, result.threads), (counts("7", 90), vec![(Some(1), counts("7", 90))]));
-        assert_eq!(result.warnings, ["generator-busy"]);
-    }
-
-    #[test]
-    fn wrong_answers_are_never_a_result() {
-        for (from, to) in [
-            ("\"answered\":90", "\"answered\":0"),
-            ("\"bad_response\":0", "\"bad_response\":1"),
-            ("\"surplus\":0", "\"surplus\":1"),
-            ("\"percent\":99.9", "\"percent\":99.5"),
-        ] {
-            assert!(read(&TEXT.replace(from, to)).is_err(), "{to}");
-        }
-    }
 }
