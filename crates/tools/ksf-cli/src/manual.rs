@@ -14,34 +14,31 @@ use crate::output::{EXIT_STATUSES, Failure, Status};
 /// Commands that are also installed, as links, under their bare names.
 pub(crate) const BARE_NAMES: &[&str] = &["kecho", "krpc2", "echotest", "rpctest"];
 
-/// The page of `ksf`, or of one of its commands.
+/// The page of `ksf`, or of one of its commands: `accel-nic` is that of `ksf accel nic`.
 pub(crate) fn page(command: Option<&str>) -> Result<Vec<u8>, Failure> {
-    let ksf = Cli::command();
-    let wanted = match command {
-        None | Some("ksf") => ksf,
-        Some(name) => subcommand(&ksf, name).ok_or_else(|| {
-            Failure::new(Status::Usage, format!("there is no command \"{name}\"")).remedy("see ksf --help")
-        })?,
+    let name = match command {
+        None | Some("ksf") => "ksf".to_owned(),
+        Some(name) => format!("ksf-{name}"),
     };
-    render(wanted).map_err(|error| Failure::os("cannot make the manual page", &error))
+    let found = commands().into_iter().find(|command| page_name(command) == name).ok_or_else(|| {
+        Failure::new(Status::Usage, format!("there is no command \"{}\"", command.unwrap_or("ksf")))
+            .remedy("see ksf --help")
+    })?;
+    render(found).map_err(|error| Failure::os("cannot make the manual page", &error))
 }
 
 /// Writes a page for every command, and for every bare name a page that refers to it.
 pub(crate) fn write_pages(folder: &Path) -> Result<(), Failure> {
-    let fail = |error: io::Error| Failure::os(format!("cannot write manual pages to {}", folder.display()), &error);
-    fs::create_dir_all(folder).map_err(fail)?;
-    let ksf = Cli::command();
-    fs::write(folder.join("ksf.1"), render(ksf.clone()).map_err(fail)?).map_err(fail)?;
-    for name in names(&ksf) {
-        let Some(command) = subcommand(&ksf, &name) else { continue };
-        let text = render(command).map_err(fail)?;
-        fs::write(folder.join(format!("ksf-{name}.1")), text).map_err(fail)?;
-    }
-    for name in BARE_NAMES {
-        let text = format!(".so man1/ksf-{name}.1\n");
-        fs::write(folder.join(format!("{name}.1")), text).map_err(fail)?;
-    }
-    Ok(())
+    let write = || {
+        fs::create_dir_all(folder)?;
+        for command in commands() {
+            fs::write(folder.join(format!("{}.1", page_name(&command))), render(command)?)?;
+        }
+        BARE_NAMES
+            .iter()
+            .try_for_each(|name| fs::write(folder.join(format!("{name}.1")), format!(".so man1/ksf-{name}.1\n")))
+    };
+    write().map_err(|error| Failure::os(format!("cannot write manual pages to {}", folder.display()), &error))
 }
 
 /// A completion script for `ksf`.
@@ -51,37 +48,26 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
     script
 }
 
-/// The names of all commands, and of the commands below them with a dash between: `accel`, `accel-nic`.
-fn names(command: &Command) -> Vec<String> {
-    let mut all = Vec::new();
-    for below in command.get_subcommands() {
-        all.push(below.get_name().to_owned());
-        all.extend(names(below).iter().map(|name| format!("{}-{name}", below.get_name())));
+/// `ksf` and all commands below it. Building gives each the name of its page and the words that call it.
+fn commands() -> Vec<Command> {
+    fn add(command: &Command, all: &mut Vec<Command>) {
+        all.push(command.clone());
+        command.get_subcommands().for_each(|below| add(below, all));
     }
+    let mut ksf = Cli::command().disable_help_subcommand(true);
+    ksf.build();
+    let mut all = Vec::new();
+    add(&ksf, &mut all);
     all
 }
 
-/// One command as a command of its own, named as its page is.
-fn subcommand(ksf: &Command, name: &str) -> Option<Command> {
-    let (command, usage) = descend(ksf, name)?;
-    let page = format!("ksf-{name}");
-    let usage = format!("ksf {usage}");
-    Some(command.clone().display_name(page).bin_name(usage).version(env!("CARGO_PKG_VERSION")))
-}
-
-/// The command of a name with dashes, and the words that call it. Names of commands have dashes, too (`kcm-run`).
-fn descend<'a>(command: &'a Command, name: &str) -> Option<(&'a Command, String)> {
-    if let Some(found) = command.find_subcommand(name) {
-        return Some((found, name.to_owned()));
-    }
-    name.match_indices('-').find_map(|(at, _)| {
-        let (found, words) = descend(command.find_subcommand(&name[..at])?, &name[at + 1..])?;
-        Some((found, format!("{} {words}", &name[..at])))
-    })
+/// Name of the page of a command: `ksf-accel-nic`.
+fn page_name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or("ksf")
 }
 
 fn render(command: Command) -> io::Result<Vec<u8>> {
-    let name = command.get_display_name().unwrap_or("ksf").to_owned();
+    let name = page_name(&command).to_owned();
     let source = format!("ksf {}", env!("CARGO_PKG_VERSION"));
     let has_subcommands = command.has_subcommands();
     let serves = name == "ksf" || command.get_arguments().any(|argument| argument.get_id() == "stats_socket");
@@ -101,18 +87,23 @@ fn render(command: Command) -> io::Result<Vec<u8>> {
     if name == "ksf-serve" {
         example_section(&mut out)?;
     }
-    exit_section(&mut out)?;
+    section("EXIT STATUS", EXIT_STATUSES.iter().map(|(code, meaning)| (code.to_string(), *meaning)), &mut out)?;
     see_also(&name, &mut out)?;
     Ok(out)
 }
 
-fn exit_section(out: &mut dyn Write) -> io::Result<()> {
+/// A section of terms with their explanations.
+fn section<'a>(
+    title: &str,
+    entries: impl IntoIterator<Item = (String, &'a str)>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut roff = Roff::new();
-    roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in EXIT_STATUSES {
+    roff.control("SH", [title]);
+    for (term, text) in entries {
         roff.control("TP", []);
-        roff.text([bold(code.to_string())]);
-        roff.text([roman(*meaning)]);
+        roff.text([bold(term)]);
+        roff.text([roman(text)]);
     }
     roff.to_writer(out)
 }
@@ -155,16 +146,9 @@ fn server_sections(out: &mut dyn Write) -> io::Result<()> {
             ],
         ),
     ];
-    let mut roff = Roff::new();
-    for (title, entries) in sections {
-        roff.control("SH", [*title]);
-        for (term, text) in *entries {
-            roff.control("TP", []);
-            roff.text([bold(*term)]);
-            roff.text([roman(*text)]);
-        }
-    }
-    roff.to_writer(out)
+    sections.iter().try_for_each(|(title, entries)| {
+        section(title, entries.iter().map(|(term, text)| ((*term).to_owned(), *text)), out)
+    })
 }
 
 /// The example configuration is the reference of its keys, so the page shows it whole.
@@ -198,14 +182,10 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page_with_exit_statuses() {
-        for command in Cli::command().get_subcommands() {
-            let text = String::from_utf8(page(Some(command.get_name())).unwrap()).unwrap();
-            assert!(text.contains("EXIT STATUS"), "{}", command.get_name());
-            assert!(text.contains(".TH"), "{}", command.get_name());
-        }
-        for name in names(&Cli::command()) {
-            let text = String::from_utf8(page(Some(&name)).unwrap()).unwrap();
-            assert!(text.contains("EXIT STATUS"), "{name}");
+        for command in commands() {
+            let name = page_name(&command).to_owned();
+            let text = String::from_utf8(render(command).unwrap()).unwrap();
+            assert!(text.contains("EXIT STATUS") && text.contains(".TH"), "{name}");
         }
         let apply = String::from_utf8(page(Some("accel-nic-apply")).unwrap()).unwrap();
         assert!(apply.contains("ksf accel nic apply") && apply.contains("\\-\\-yes"), "{apply}");

@@ -296,6 +296,12 @@ fn a_listener_has_limits_of_its_own_and_a_reload_changes_them() {
     server.signal(Signal::HUP);
     let line = server.line_with("limits not reloaded");
     assert!(line.contains("drain_timeout_ms") && line.contains("all listeners together"), "{line}");
+    // Nor does a table of another kind.
+    let other = std::fs::read_to_string(write(&with(3))).unwrap().replace("\"echo\"", "\"work\"");
+    folder.write("ksf.toml", other);
+    server.signal(Signal::HUP);
+    let line = server.line_with("of another kind");
+    assert!(line.contains("limits not reloaded"), "{line}");
     assert_eq!(echo(&mut first, b"still here"), b"still here");
     server.stop();
 }

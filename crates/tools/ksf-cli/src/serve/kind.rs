@@ -1,6 +1,5 @@
-//! What a kind of service is: its keys in the file, how it is started, and what it does at a reload.
+//! What a kind of service is: its keys in the file, its defaults, and how it is started.
 
-use std::any::Any;
 use std::fmt::Debug;
 
 use ksf::limits::Limits;
@@ -8,12 +7,11 @@ use ksf::limits::Limits;
 use super::args::{ProcessArgs, ServerArgs};
 use super::launch::Launch;
 use super::running::{Running, ShardCounts};
-use super::sockets::ListenGroup;
 use crate::output::Failure;
 use crate::toml_file::{Mistake, Table};
 
 /// One kind of service, as its table in the file or its command describes it.
-pub(crate) trait ServiceKind: Any + Debug {
+pub(crate) trait ServiceKind: Debug {
     /// Reads and checks the keys that this kind has besides the [common ones](super::config::CommonTable).
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake>
     where
@@ -37,13 +35,7 @@ pub(crate) trait ServiceKind: Any + Debug {
         Limits::default()
     }
 
-    /// Listeners besides those of the key `listen`, for other services of this kind.
-    fn more_listeners(&self) -> Vec<ListenGroup<'_>> {
-        Vec::new()
-    }
-
-    /// Starts it. What is to be kept while it runs, to be reloaded on SIGHUP and to be ended is its
-    /// [state](super::running::State).
+    /// Starts it. What is to be kept while it runs and to be ended is its [state](super::running::State).
     fn start(&self, launch: Launch) -> Result<Running, Failure>;
 }
 

@@ -22,16 +22,13 @@ use super::spin::SpinWish;
 use super::workers::WorkersTable;
 use crate::output::{Failure, Status, say};
 
-/// The key of the listeners that every service has.
-pub(crate) const LISTEN: &str = "listen";
-
 /// What services of all kinds have, settled before they start.
 #[derive(Debug)]
 pub(crate) struct Common {
     /// Name in messages and counters.
     pub(crate) name: String,
-    /// Where it listens, by the key of each group of listeners.
-    pub(crate) sockets: Vec<(&'static str, Sockets)>,
+    /// Where it listens.
+    pub(crate) sockets: Sockets,
     pub(crate) engine: EngineWish,
     pub(crate) cpus: Option<CpuSet>,
     pub(crate) spin: SpinWish,
@@ -168,17 +165,15 @@ impl Launch {
         self
     }
 
-    /// Has a service answer at the listeners of a key. The kernel half stands in front of those of the key `listen`
-    /// that have no workers.
-    pub(crate) fn serve<S: Service>(self, key: &str, service: Arc<S>, workers: &WorkersTable) -> Result<Self, Failure> {
+    /// Has a service answer at the listeners. The kernel half stands in front of those that have no workers.
+    pub(crate) fn serve<S: Service>(self, service: Arc<S>, workers: &WorkersTable) -> Result<Self, Failure> {
         let on_workers = Arc::clone(&service);
-        self.serve_by(key, service, workers, || Ok(on_workers))
+        self.serve_by(service, workers, || Ok(on_workers))
     }
 
     /// The same for a service that is another one on workers, if there are to be some.
     pub(crate) fn serve_by<S: ShardService, W: Service>(
         self,
-        key: &str,
         service: Arc<S>,
         workers: &WorkersTable,
         on_workers: impl FnOnce() -> Result<Arc<W>, Failure>,
@@ -187,42 +182,37 @@ impl Launch {
             0 => None,
             _ => Some(workers.start(&on_workers()?, &self.common.limits, &self.cpus)?),
         };
-        self.serve_with(key, service, adopter, &workers.words())
+        self.serve_with(service, adopter, &workers.words())
     }
 
     /// The same for a service that shards alone can answer for.
-    pub(crate) fn serve_on_shards<S: ShardService>(self, key: &str, service: Arc<S>) -> Result<Self, Failure> {
-        self.serve_with(key, service, None, "")
+    pub(crate) fn serve_on_shards<S: ShardService>(self, service: Arc<S>) -> Result<Self, Failure> {
+        self.serve_with(service, None, "")
     }
 
     fn serve_with<S: ShardService>(
         mut self,
-        key: &str,
         service: Arc<S>,
         adopter: Option<Arc<dyn Adopter>>,
         words: &str,
     ) -> Result<Self, Failure> {
-        let Some(at) = self.common.sockets.iter().position(|(group, _)| *group == key) else {
-            return Err(Failure::new(Status::Internal, format!("{}: no listeners are called {key}", self.name())));
-        };
-        let (_, sockets) = self.common.sockets.swap_remove(at);
+        let sockets = std::mem::take(&mut self.common.sockets);
         // A program that was loaded only to be run from user space stays out of the way of sockets.
-        let is_behind = self.choice.kernel && key == LISTEN && adopter.is_none();
+        let is_behind = self.choice.kernel && adopter.is_none();
         let assist = self.half.as_ref().filter(|_| is_behind).map(Half::assist);
         for (address, entry) in sockets.addresses {
             let added = |builder: Builder| builder.listen(address, Arc::clone(&service), assist.clone());
-            self = self.with_listener(key, entry, words, adopter.clone(), added)?;
+            self = self.with_listener(entry, words, adopter.clone(), added)?;
         }
         for (passed, entry) in sockets.passed {
             let added = |builder: Builder| builder.inherit(passed.socket, Arc::clone(&service), assist.clone());
-            self = self.with_listener(key, entry, words, adopter.clone(), added)?;
+            self = self.with_listener(entry, words, adopter.clone(), added)?;
         }
         Ok(self)
     }
 
     fn with_listener(
         mut self,
-        key: &str,
         entry: ListenEntry,
         workers: &str,
         adopter: Option<Arc<dyn Adopter>>,
@@ -233,7 +223,7 @@ impl Launch {
         if let Some(adopter) = adopter {
             builder = builder.adopt(adopter);
         }
-        let listener = Listener { key: key.to_owned(), entry, workers: workers.to_owned() };
+        let listener = Listener { entry, workers: workers.to_owned() };
         if !listener.entry.limits.is_empty() {
             if has_workers {
                 let what = format!("{}: limits of {} alone", self.common.name, listener.entry.address);

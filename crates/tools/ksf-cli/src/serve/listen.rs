@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for ListenEntry {
 }
 
 /// Limits of what is kept for all connections together: a listener has none of its own.
-const OF_ALL: [&str; 13] = [
+const OF_ALL: [&str; 12] = [
     "shard_bytes_max",
     "assembly_bytes_max",
     "pressure_timeout_ms",

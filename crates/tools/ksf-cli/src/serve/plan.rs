@@ -1,6 +1,5 @@
 //! From flags or a configuration file to what is to be started, and what is read again on SIGHUP.
 
-use std::any::Any;
 use std::mem::{self, Discriminant};
 use std::path::{Path, PathBuf};
 
@@ -9,12 +8,12 @@ use super::config::{Config, ServiceTable};
 use super::engine::EngineWish;
 use super::kind::{ServiceKind, Single};
 use super::kinds::Kind;
-use super::launch::{Common, LISTEN};
+use super::launch::Common;
 use super::limits::{self, LimitFlags};
 use super::listen::ListenEntry;
 use super::resources::Resources;
 use super::running::Running;
-use super::sockets::{self, ListenGroup, Sockets};
+use super::sockets::{self, Sockets, Wish};
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
 
@@ -48,7 +47,7 @@ impl Source {
     pub(crate) fn reload(&self, running: &mut Running) -> Result<(), Failure> {
         let (path, service, running_kind, flags) = match self {
             Source::Flags { defaults, file, flags } => {
-                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, None, &[]);
+                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, &[]);
             }
             Source::Config { path, service, kind, flags } => (path, service, kind, flags),
         };
@@ -59,9 +58,7 @@ impl Source {
             return Err(Failure::new(Status::Config, what)
                 .remedy("services are added, changed and removed by a restart, not by SIGHUP"));
         };
-        let kind: &dyn Any = table.kind.as_kind();
-        let groups = groups(table.kind.as_kind(), &table.common.listen);
-        running.reload(config.limits_of(table, flags)?, Some(kind), &groups)
+        running.reload(config.limits_of(table, flags)?, &table.common.listen)
     }
 }
 
@@ -77,7 +74,7 @@ pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Pl
     let common = Common {
         engine: engine(as_kind, &name, Some(server.engine), EngineWish::Auto)?,
         // Whatever its name, a socket was passed for the only service there is.
-        sockets: sockets(as_kind, &server.listen, &name, None, &mut passed)?,
+        sockets: sockets(as_kind, &server.listen, None, &mut passed)?,
         name,
         cpus: server.cpus,
         spin: server.spin.spin,
@@ -102,7 +99,7 @@ pub(crate) fn of_config(
         let (entry, kind) = (&table.common, table.kind.as_kind());
         Ok(Common {
             name: entry.name.clone(),
-            sockets: sockets(kind, &entry.listen, &entry.name, Some(&entry.name), &mut passed)?,
+            sockets: sockets(kind, &entry.listen, Some(&entry.name), &mut passed)?,
             engine: engine(kind, &entry.name, entry.engine, config.top.engine)?,
             cpus: config.top.cpus.clone(),
             spin: config.spin_of(table),
@@ -121,28 +118,15 @@ pub(crate) fn of_config(
     Ok(common.into_iter().zip(config.services).map(plan).collect())
 }
 
-/// The sockets of each group of listeners. `passed_name`: what passed sockets of the key `listen` are called, if not
-/// all are taken; those of another key are called after both.
+/// The sockets of a service. `passed_name`: what passed sockets are called, if not all are taken.
 fn sockets(
     kind: &dyn ServiceKind,
     listen: &[ListenEntry],
-    name: &str,
     passed_name: Option<&str>,
     passed: &mut Vec<Passed>,
-) -> Result<Vec<(&'static str, Sockets)>, Failure> {
-    let resolve = |group: ListenGroup<'_>| {
-        let more_name = format!("{name}-{}", group.key);
-        let name = if group.key == LISTEN { passed_name } else { Some(more_name.as_str()) };
-        Ok((group.key, sockets::resolve(group, name, passed)?))
-    };
-    groups(kind, listen).into_iter().map(resolve).collect()
-}
-
-/// All groups of listeners; the one of the key `listen` is the last, because it may take passed sockets of any name.
-fn groups<'a>(kind: &'a dyn ServiceKind, listen: &'a [ListenEntry]) -> Vec<ListenGroup<'a>> {
-    let mut groups = kind.more_listeners();
-    groups.push(ListenGroup { key: LISTEN, listen, port: kind.port(), has_datagrams: kind.has_datagrams() });
-    groups
+) -> Result<Sockets, Failure> {
+    let wish = Wish { listen, port: kind.port(), has_datagrams: kind.has_datagrams() };
+    sockets::resolve(wish, passed_name, passed)
 }
 
 /// The engine that a service asks for itself, else the one for all.

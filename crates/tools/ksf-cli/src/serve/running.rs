@@ -1,6 +1,5 @@
 //! A service that runs, until its end.
 
-use std::any::Any;
 use std::io;
 
 use ksf::limits::{Limits, ServerLimits};
@@ -10,12 +9,11 @@ use super::kernel::Half;
 use super::limits::{self, LimitFlags};
 use super::listen::ListenEntry;
 use super::resources::{self, Resources};
-use super::sockets::ListenGroup;
 use crate::output::Failure;
 use crate::stats::{ServiceSnapshot, Value};
 
 /// What a kind keeps while its service runs. Its start is [`super::kind::ServiceKind::start`], which makes the state.
-pub(crate) trait State: Any + Send {
+pub(crate) trait State: Send + 'static {
     /// Counters of the kind's own, beside those that its services count.
     fn counters(&self) -> Vec<Value> {
         Vec::new()
@@ -24,12 +22,6 @@ pub(crate) trait State: Any + Send {
     /// What each shard counted for the kind; empty if it does not count by shard.
     fn shard_counters(&self) -> Vec<Vec<(&'static str, u64)>> {
         Vec::new()
-    }
-
-    /// Puts in force what the table says now: the value of the kind, as it was read anew. On an error nothing changes.
-    /// Limits are no matter of the kind.
-    fn reload(&mut self, _kind: &dyn Any) -> Result<(), Failure> {
-        Ok(())
     }
 
     /// The server is about to stop listening: clients must not be sent here any more.
@@ -46,8 +38,6 @@ impl State for () {}
 
 /// A listener of a service.
 pub(crate) struct Listener {
-    /// Key of its group.
-    pub(super) key: String,
     /// What asked for it, with the limits that it has of its own.
     pub(super) entry: ListenEntry,
     /// What its ready line says of workers, if it is one of streams.
@@ -87,29 +77,21 @@ impl Running {
         self.server.listeners()
     }
 
-    /// Puts limits in force, for connections that are open, too, and what the table of the kind says now, if it is
-    /// described in a file. `groups`: what the file says of listeners now; those of an address that it does not name keep
-    /// the limits they have of their own. On an error nothing changes.
-    pub(crate) fn reload(
-        &mut self,
-        limits: Limits,
-        kind: Option<&dyn Any>,
-        groups: &[ListenGroup<'_>],
-    ) -> Result<(), Failure> {
+    /// Puts limits in force, for connections that are open, too. `listen`: the listeners that the file names now; those
+    /// of other addresses keep the limits they have of their own. On an error nothing changes.
+    pub(crate) fn reload(&mut self, limits: Limits, listen: &[ListenEntry]) -> Result<(), Failure> {
         let bounded = |limits: Limits| Limits {
             message_bytes_max: limits.message_bytes_max.min(self.message_bytes_max),
             ..limits
         };
         let limits = bounded(limits);
         let now = |listener: &Listener| {
-            let group = groups.iter().find(|group| group.key == listener.key)?;
-            group.listen.iter().find(|entry| entry.address == listener.entry.address).cloned()
+            let named = listen.iter().find(|entry| entry.address == listener.entry.address);
+            named.unwrap_or(&listener.entry).clone()
         };
-        let entries: Vec<_> =
-            self.listeners.iter().map(|listener| now(listener).unwrap_or_else(|| listener.entry.clone())).collect();
+        let entries: Vec<_> = self.listeners.iter().map(now).collect();
         let own = entries.iter().map(|entry| entry.limits.over(&limits, &self.limits_above).map(bounded));
         let own = own.collect::<Result<_, _>>()?;
-        kind.map_or(Ok(()), |kind| self.state.reload(kind))?;
         self.server.set_limits(&ServerLimits::new(limits.clone(), own));
         self.listeners.iter_mut().zip(entries).for_each(|(listener, entry)| listener.entry = entry);
         self.limits = limits;

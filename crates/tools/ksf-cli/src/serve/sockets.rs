@@ -16,12 +16,10 @@ pub(crate) struct Sockets {
     pub(crate) passed: Vec<(Passed, ListenEntry)>,
 }
 
-/// Listeners that one service answers at.
+/// Where a service is to listen.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ListenGroup<'a> {
-    /// Their key in the file.
-    pub(crate) key: &'static str,
-    /// What is said there.
+pub(crate) struct Wish<'a> {
+    /// The addresses as given.
     pub(crate) listen: &'a [ListenEntry],
     /// The port on loopback where nothing is said; `None`: then there are none.
     pub(crate) port: Option<u16>,
@@ -33,21 +31,17 @@ pub(crate) struct ListenGroup<'a> {
 /// only one service. A wish for passed sockets that are not there is an error: the service would listen nowhere.
 ///
 /// Where nothing is said it is loopback with `port`, and nothing without a port.
-pub(crate) fn resolve(
-    group: ListenGroup<'_>,
-    name: Option<&str>,
-    passed: &mut Vec<Passed>,
-) -> Result<Sockets, Failure> {
+pub(crate) fn resolve(wish: Wish<'_>, name: Option<&str>, passed: &mut Vec<Passed>) -> Result<Sockets, Failure> {
     let mut sockets = Sockets::default();
-    if group.listen.is_empty() {
+    if wish.listen.is_empty() {
         take_passed(&mut sockets, passed, name, &Listen::Systemd(None).into());
-        if let Some(port) = group.port.filter(|_| sockets.passed.is_empty()) {
+        if let Some(port) = wish.port.filter(|_| sockets.passed.is_empty()) {
             for listen in Listen::default_for(port).into_iter().filter(is_on_this_machine) {
-                sockets.add(listen.into(), group.has_datagrams)?;
+                sockets.add(listen.into(), wish.has_datagrams)?;
             }
         }
     }
-    for entry in group.listen {
+    for entry in wish.listen {
         if let Listen::Systemd(wanted) = &entry.address {
             let before = sockets.passed.len();
             take_passed(&mut sockets, passed, wanted.as_deref().or(name), entry);
@@ -55,7 +49,7 @@ pub(crate) fn resolve(
                 return Err(nothing_passed(wanted.as_deref().or(name)));
             }
         }
-        sockets.add(entry.clone(), group.has_datagrams)?;
+        sockets.add(entry.clone(), wish.has_datagrams)?;
     }
     for (socket, _) in &sockets.passed {
         check_passed(socket)?;
@@ -136,8 +130,8 @@ mod tests {
     use super::*;
     use std::os::fd::OwnedFd;
 
-    fn group(listen: &[ListenEntry]) -> ListenGroup<'_> {
-        ListenGroup { key: "listen", listen, port: Some(1), has_datagrams: true }
+    fn on(listen: &[ListenEntry]) -> Wish<'_> {
+        Wish { listen, port: Some(1), has_datagrams: true }
     }
 
     fn passed(name: &str) -> Passed {
@@ -148,7 +142,7 @@ mod tests {
     #[test]
     fn an_address_without_transport_means_both() {
         let listen = ["127.0.0.1:5".parse().unwrap(), "udp:127.0.0.1:6".parse().unwrap()];
-        let sockets = resolve(group(&listen), None, &mut Vec::new()).unwrap();
+        let sockets = resolve(on(&listen), None, &mut Vec::new()).unwrap();
         let text: Vec<String> = sockets.addresses.iter().map(|(address, _)| address.to_string()).collect();
         assert_eq!(text, ["tcp 127.0.0.1:5", "udp 127.0.0.1:5", "udp 127.0.0.1:6"]);
     }
@@ -156,11 +150,11 @@ mod tests {
     #[test]
     fn passed_sockets_replace_the_default_but_not_a_wish() {
         let mut all = vec![passed("a"), passed("b")];
-        let taken = resolve(group(&[]), Some("b"), &mut all).unwrap();
+        let taken = resolve(on(&[]), Some("b"), &mut all).unwrap();
         assert_eq!((taken.addresses.len(), taken.passed.len(), all.len()), (0, 1, 1));
-        let taken = resolve(group(&["127.0.0.1:5".parse().unwrap()]), None, &mut all).unwrap();
+        let taken = resolve(on(&["127.0.0.1:5".parse().unwrap()]), None, &mut all).unwrap();
         assert_eq!((taken.addresses.len(), taken.passed.len()), (2, 0));
-        let none = resolve(ListenGroup { port: None, ..group(&[]) }, Some("c"), &mut all).unwrap();
+        let none = resolve(Wish { port: None, ..on(&[]) }, Some("c"), &mut all).unwrap();
         assert!(none.addresses.is_empty() && none.passed.is_empty());
         assert_eq!(all_taken(&all).unwrap_err().status, Status::Config);
     }
@@ -168,7 +162,7 @@ mod tests {
     #[test]
     fn a_wish_for_sockets_that_were_not_passed_is_an_error() {
         for wish in ["systemd", "systemd:x"] {
-            let failure = resolve(group(&[wish.parse().unwrap()]), None, &mut Vec::new()).unwrap_err();
+            let failure = resolve(on(&[wish.parse().unwrap()]), None, &mut Vec::new()).unwrap_err();
             assert_eq!(failure.status, Status::Unavailable);
         }
     }
@@ -183,9 +177,8 @@ mod tests {
 
     #[test]
     fn a_service_of_streams_takes_no_datagrams() {
-        let of_streams = |listen: &[ListenEntry]| {
-            resolve(ListenGroup { has_datagrams: false, ..group(listen) }, None, &mut Vec::new())
-        };
+        let of_streams =
+            |listen: &[ListenEntry]| resolve(Wish { has_datagrams: false, ..on(listen) }, None, &mut Vec::new());
         let sockets = of_streams(&["127.0.0.1:1".parse().unwrap(), "unix:/x".parse().unwrap()]).unwrap();
         let text: Vec<String> = sockets.addresses.iter().map(|(address, _)| address.to_string()).collect();
         assert_eq!(text, ["tcp 127.0.0.1:1", "unix /x"]);

@@ -14,7 +14,7 @@ use crate::output::{Failure, Status};
 use crate::serve::args::ServiceArgs;
 use crate::serve::kernel::{KernelTable, obstacle};
 use crate::serve::kind::{ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::Running;
 use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
@@ -74,7 +74,7 @@ impl ServiceKind for Bpf {
         let (launch, service) = launch
             .program(&source, &self.kernel, &self.workers, |program| ObjectService::new(program, callers))
             .map_err(|error| failure(&error))?;
-        launch.serve(LISTEN, Arc::new(service), &self.workers)?.start(())
+        launch.serve(Arc::new(service), &self.workers)?.start(())
     }
 }
 

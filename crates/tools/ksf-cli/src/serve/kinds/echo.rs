@@ -9,7 +9,7 @@ use crate::output::Failure;
 use crate::serve::args::ServiceArgs;
 use crate::serve::kernel::KernelTable;
 use crate::serve::kind::{ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::Running;
 use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
@@ -54,7 +54,7 @@ impl ServiceKind for Echo {
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         launch
             .kernel_half(&ObjectSource::Builtin(Builtin::Echo), &self.kernel, &self.workers, |_| {})?
-            .serve(LISTEN, Arc::new(ksf_services::echo::Echo), &self.workers)?
+            .serve(Arc::new(ksf_services::echo::Echo), &self.workers)?
             .start(())
     }
 }

@@ -19,7 +19,7 @@ use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs, SpinArgs};
 use crate::serve::engine::EngineWish;
 use crate::serve::kind::{Reporter, ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::listen::ListenEntry;
 use crate::serve::running::{Running, State};
 use crate::serve::workers::WorkersTable;
@@ -167,11 +167,11 @@ impl ServiceKind for Http {
         if self.backends.is_empty() {
             let service = Arc::new(PageServer::new(self.body_bytes, self.keep_alive, shards));
             let counts = Counted(Arc::clone(service.counts()));
-            launch.serve(LISTEN, service, &shards_only)?.start(counts)
+            launch.serve(service, &shards_only)?.start(counts)
         } else {
             let service = Arc::new(Proxy::new(self.backends.clone(), self.keep_alive, shards));
             let counts = Counted(Arc::clone(service.counts()));
-            launch.serve(LISTEN, service, &shards_only)?.start(counts)
+            launch.serve(service, &shards_only)?.start(counts)
         }
     }
 }

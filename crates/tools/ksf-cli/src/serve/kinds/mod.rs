@@ -4,8 +4,6 @@ mod bpf;
 mod echo;
 mod http;
 mod nfs;
-#[cfg(test)]
-mod probe;
 mod rpc;
 mod store;
 mod work;
@@ -19,20 +17,20 @@ use crate::output::Failure;
 use crate::toml_file::{Mistake, Table};
 
 macro_rules! kinds {
-    ($($(#[$when:meta])* $name:literal $kind:ident($table:path),)+) => {
+    ($($name:literal $kind:ident($table:path),)+) => {
         /// What a service is. In the file the key `kind` says which: `kind = "echo"`.
         #[derive(Debug)]
         pub(crate) enum Kind {
-            $($(#[$when])* $kind($table),)+
+            $($kind($table),)+
         }
 
         impl Kind {
-            const NAMES: &[&str] = &[$($(#[$when])* $name),+];
+            const NAMES: &[&str] = &[$($name),+];
 
             /// Reads the keys of the kind that has this name; `None` if there is no such kind.
             fn read_named(name: &str, table: &mut Table<'_>) -> Option<Result<Self, Mistake>> {
                 Some(match name {
-                    $($(#[$when])* $name => <$table>::read(table).map(Kind::$kind),)+
+                    $($name => <$table>::read(table).map(Kind::$kind),)+
                     _ => return None,
                 })
             }
@@ -40,7 +38,7 @@ macro_rules! kinds {
             /// What it can do.
             pub(crate) fn as_kind(&self) -> &dyn ServiceKind {
                 match self {
-                    $($(#[$when])* Kind::$kind(kind) => kind,)+
+                    $(Kind::$kind(kind) => kind,)+
                 }
             }
         }
@@ -55,8 +53,6 @@ kinds! {
     "http" Http(http::Http),
     "store" Store(store::Store),
     "nfs" Nfs(nfs::NfsServer),
-    #[cfg(test)]
-    "probe" Probe(probe::Probe),
 }
 
 /// Commands that serve, each one kind.

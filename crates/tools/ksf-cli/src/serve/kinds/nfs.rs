@@ -27,7 +27,7 @@ use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::{Running, State};
 use crate::stats::Value;
 use crate::toml_file::{Mistake, Table};
@@ -142,7 +142,7 @@ impl ServiceKind for NfsServer {
         let nfs = Nfs::open(settings).map_err(explain)?;
         let programs = nfs.programs().map_err(|error| Failure::new(Status::Internal, error.to_string()))?;
         let service = Arc::new(RpcService::new(launch.name(), programs.clone()));
-        let mut running = launch.serve_on_shards(LISTEN, service)?.start(())?;
+        let mut running = launch.serve_on_shards(service)?.start(())?;
         let registration = self.rpcbind.then(|| register(&programs, running.listeners())).transpose()?;
         let lines = self.lines(&running.name, &nfs, running.listeners());
         running.ready.splice(0..0, lines);

@@ -16,7 +16,7 @@ use crate::output::{Failure, Status};
 use crate::serve::args::ServiceArgs;
 use crate::serve::kernel::KernelTable;
 use crate::serve::kind::{ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::{Running, State};
 use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
@@ -96,7 +96,7 @@ impl ServiceKind for Rpc {
             .kernel_half(&source, &self.kernel, &self.workers, |options| {
                 options.rpc_programs = kernel_programs(&self.programs);
             })?
-            .serve_by(LISTEN, Arc::clone(&service), &self.workers, || {
+            .serve_by(Arc::clone(&service), &self.workers, || {
                 let on_workers = RpcOnWorkers::new(service);
                 on_workers.map(Arc::new).map_err(|why| Failure::new(Status::Unavailable, why.to_string()))
             })?

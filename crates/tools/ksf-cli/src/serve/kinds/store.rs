@@ -24,7 +24,7 @@ use crate::number::{Number, number};
 use crate::output::{Failure, Status, say};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::Running;
 use crate::toml_file::{Mistake, Table};
 
@@ -221,7 +221,7 @@ impl ServiceKind for Store {
             memory_bytes_max,
             part.unwrap_or_default(),
         );
-        let mut running = launch.serve_on_shards(LISTEN, Arc::new(Logged(kv)))?.start(())?;
+        let mut running = launch.serve_on_shards(Arc::new(Logged(kv)))?.start(())?;
         running.ready.insert(0, line);
         Ok(running)
     }

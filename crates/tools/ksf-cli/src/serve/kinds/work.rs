@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::output::Failure;
 use crate::serve::kernel::KernelTable;
 use crate::serve::kind::ServiceKind;
-use crate::serve::launch::{LISTEN, Launch};
+use crate::serve::launch::Launch;
 use crate::serve::running::Running;
 use crate::serve::workers::WorkersTable;
 use crate::toml_file::{Mistake, Table};
@@ -31,6 +31,6 @@ impl ServiceKind for Work {
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         let has_workers = self.workers.count() > 0;
         let service = if has_workers { ksf_services::work::Work::in_place() } else { Default::default() };
-        launch.serve(LISTEN, Arc::new(service), &self.workers)?.start(())
+        launch.serve(Arc::new(service), &self.workers)?.start(())
     }
 }
