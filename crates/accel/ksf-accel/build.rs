@@ -12,7 +12,7 @@ use ksf_bpf::compile::{Programs, counters, write_out};
 
 fn main() {
     write_out("layout.h", &layout());
-    Programs::of_this_crate().compile(&["steer", "group", "share", "flow/steer", "flow/connect"]);
+    Programs::of_this_crate().compile(&["steer", "share", "flow/steer", "flow/connect"]);
     let flow = |list, constant, whose| counters("flow/ksf_flow_abi.h", list, constant, whose);
     let tables = flow("KSF_FLOW_COUNTERS", "FLOW_COUNTERS", "the XDP programs")
         + &flow("KSF_CONNECT_COUNTERS", "CONNECT_COUNTERS", "the connect programs");

@@ -14,7 +14,7 @@ use ksf_accel_proto::message::{NO_WORKER, REQUEST_BYTES};
 #[test]
 fn a_stalled_workers_connections_are_taken_by_another() {
     let Some([a, b]) = network_on_two_cpus() else { return };
-    for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
+    for level in [Level::SkLookup, Level::ClassicBpf] {
         let holder = start_with(|options| (options.level, options.look_ms) = (Some(level), 5));
         assert_eq!(holder.level(), level);
         let library = Library::hello(&holder);

@@ -242,7 +242,7 @@ fn a_full_queue_overflows_to_the_fallback() {
 #[test]
 fn closing_the_listener_frees_its_port_and_refuses() {
     let Some(()) = own_network() else { return };
-    for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu] {
+    for level in [Level::SkLookup, Level::ClassicBpf] {
         let holder = start_at(level);
         let library = Library::hello(&holder);
         let own = listener("127.0.0.1:0");

@@ -6,7 +6,7 @@ use ksf_accel::Level;
 #[test]
 fn closing_the_listener_frees_its_port_and_resets_what_waits() {
     let Some(()) = own_network() else { return };
-    for level in [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf] {
+    for level in [Level::SkLookup, Level::ClassicBpf] {
         let holder = at_level(level);
         let mut actors = Actors::start(&holder);
         let (listener, port, _epoll) = worker(&mut actors, &holder);

@@ -76,7 +76,7 @@ fn accepted(holder: &ksf_accel::Started) -> u64 {
 #[test]
 fn every_level_of_the_ladder_answers_under_load() {
     let Some(()) = own_network() else { return };
-    for level in [Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu, Level::Plain] {
+    for level in [Level::ClassicBpf, Level::Plain] {
         for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
             let holder = at_level(level);
             let server = Server::start(&holder, style, 2);

@@ -44,7 +44,6 @@ enum bpf_map_type {
 	BPF_MAP_TYPE_SOCKMAP = 15,
 	BPF_MAP_TYPE_CPUMAP = 16,
 	BPF_MAP_TYPE_SOCKHASH = 18,
-	BPF_MAP_TYPE_REUSEPORT_SOCKARRAY = 20,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
@@ -155,23 +154,6 @@ struct bpf_sock_tuple {
 			__be16 dport;
 		} ipv6;
 	};
-};
-
-/* Kernel 4.19. */
-struct sk_reuseport_md {
-	union {
-		void *data;
-		__u64 : 64;
-	} __attribute__((aligned(8)));
-	union {
-		void *data_end;
-		__u64 : 64;
-	} __attribute__((aligned(8)));
-	__u32 len;
-	__u32 eth_protocol;
-	__u32 ip_protocol;
-	__u32 bind_inany;
-	__u32 hash;
 };
 
 /* Kernel 5.9. */

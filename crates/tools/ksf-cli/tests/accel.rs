@@ -499,19 +499,6 @@ fn a_running_program_is_switched_off_and_on_again() {
     assert_eq!((unknown.status.code(), stdout(&unknown)), (Some(69), String::new()));
     assert!(stderr(&unknown).contains("process 1 is not accelerated"), "{}", stderr(&unknown));
     nginx.stop(Signal::TERM);
-
-    // One mechanism cannot be switched off: a line says why.
-    let folder = Folder::new();
-    let nginx = start_nginx(&folder, &["--steering", "incoming"]);
-    accelerated(2);
-    let refused = support::run(&["accel", "pause", &nginx.pid().to_string()]);
-    assert_eq!(refused.status.code(), Some(69));
-    assert!(
-        stderr(&refused).starts_with("ksf: the holder refuses: SO_INCOMING_CPU cannot be paused"),
-        "{}",
-        stderr(&refused)
-    );
-    nginx.stop(Signal::TERM);
     nothing_is_left();
 }
 

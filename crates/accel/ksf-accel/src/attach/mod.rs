@@ -352,7 +352,7 @@ impl Attachment {
     fn add(&mut self, index: usize, inode: u64, pid: u32, fd: i32) -> io::Result<()> {
         let socket = self.borrow_socket(pid, fd, inode)?;
         let worker = self.worker_of(pid).ok_or_else(|| io::Error::other("more workers than ksf accel keeps"))?;
-        let added = self.steering.add(index, worker, socket.as_fd(), socket.as_fd());
+        let added = self.steering.add(index, worker, socket.as_fd());
         if added.is_ok() {
             self.listener_mut(index).sockets.insert(inode, worker);
             self.steering.shared.worker(worker).ready.fetch_or(1 << index, SeqCst);

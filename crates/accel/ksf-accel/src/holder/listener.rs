@@ -126,11 +126,9 @@ impl Holder {
             steal_next: 0,
             told: None,
         });
-        // One queue at once, to see whether there can be any; the others when workers come. A queue that has no worker
-        // yet would get connections from a mechanism that cannot tell (SO_INCOMING_CPU).
+        // One queue at once, to see whether there can be any; the others when workers come.
         if self.listener(index).not_accelerated.is_none()
             && !own_reuseport
-            && self.steering.level() != crate::Level::IncomingCpu
             && let Err(why) = self.add_queue(index, 0, socket)
         {
             self.close_queues(index);
@@ -155,7 +153,7 @@ impl Holder {
         let made = queue::make(own, &listener.address, place, listener.backlog).map_err(|error| error.to_string())?;
         let port = queue::port(made.as_fd()).map_err(|error| error.to_string())?;
         self.steering
-            .add(index, worker, made.as_fd(), own)
+            .add(index, worker, made.as_fd())
             .map_err(|error| format!("the {} mechanism did not take a queue: {error}", self.steering.level().name()))?;
         let listener = self.listener_mut(index);
         listener.hidden_port = port;
@@ -191,7 +189,6 @@ impl Holder {
                 queue::close(queue.fd);
             }
         }
-        self.steering.end(index);
     }
 
     pub(super) fn listener(&self, index: usize) -> &Listener {

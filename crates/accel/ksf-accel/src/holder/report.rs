@@ -20,17 +20,13 @@ impl Holder {
     fn act(&mut self, request: Request) -> Result<Status, String> {
         match request {
             Request::Status => {}
-            Request::Pause => self.switch(false)?,
-            Request::Resume => self.switch(true)?,
+            Request::Pause => self.switch(false),
+            Request::Resume => self.switch(true),
         }
         Ok(self.status())
     }
 
-    /// An error says in words why not.
-    fn switch(&mut self, on: bool) -> Result<(), String> {
-        if self.level() == Level::IncomingCpu && !on {
-            return Err("SO_INCOMING_CPU cannot be paused: its queues are members of the listener's group".into());
-        }
+    fn switch(&mut self, on: bool) {
         self.options.on = on;
         self.steering.shared.state().control.on.store(on.into(), SeqCst);
         for index in 0..self.listeners.len() {
@@ -39,7 +35,6 @@ impl Holder {
             }
         }
         self.look_timer.activity(Instant::now());
-        Ok(())
     }
 
     fn status(&self) -> Status {

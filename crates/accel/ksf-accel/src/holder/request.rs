@@ -174,7 +174,7 @@ impl Holder {
             return Ok(());
         }
         let fd = own.try_clone_to_owned().map_err(|error| format!("a descriptor of the listener: {error}"))?;
-        self.steering.add(index, worker, own, own).map_err(|error| format!("the map of queues: {error}"))?;
+        self.steering.add(index, worker, own).map_err(|error| format!("the map of queues: {error}"))?;
         self.listener_mut(index).queues.insert(worker, Queue::new(fd, Some(cookie)));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Level 3: a classic BPF program on the reuseport group, made from who is ready.
+//! Level 2: a classic BPF program on the reuseport group, made from who is ready.
 //!
 //! Its answer is an index into the group. The kernel puts a new member at the end and, when one closes, the last into
 //! the hole (net/core/sock_reuseport.c). The holder keeps all queues of a listener until it closes them together, so the

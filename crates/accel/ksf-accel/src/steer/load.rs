@@ -1,4 +1,4 @@
-//! The programs that choose queues, and why the kernel does not take them.
+//! The program that chooses queues, and why the kernel does not take them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

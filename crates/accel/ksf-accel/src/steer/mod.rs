@@ -4,8 +4,6 @@
 //! the kernel's version. Why one did not work is kept in words, for status.
 
 mod classic;
-mod group;
-mod incoming;
 mod load;
 mod lookup;
 
@@ -33,31 +31,23 @@ pub enum Level {
     /// An `sk_lookup` program on the network namespace (kernel 5.9; CAP_BPF and CAP_NET_ADMIN). Sees who is ready and
     /// who is busy; what it cannot place goes to the program's own listener, which is left as it is.
     SkLookup,
-    /// An `sk_reuseport` program on the listener's group (kernel 4.19; CAP_BPF). Sees the same; the program's listener
-    /// becomes a member of a group, so its port is free only when the queues are closed too.
-    SkReuseport,
     /// A classic program that knows the CPU only (kernel 4.5; no privilege). The holder makes it anew when a worker
-    /// becomes ready or ends, so it is late by one look.
+    /// becomes ready or ends, so it is late by one look. The program's listener becomes a member of a reuseport group,
+    /// so its port is free only when the queues are closed too.
     ClassicBpf,
-    /// `SO_INCOMING_CPU` on each queue (kernel 6.2; no privilege). A CPU without a worker of its own sends to any
-    /// queue, ready or not, and it cannot be paused.
-    IncomingCpu,
     /// Nothing: all workers share the program's listener.
     Plain,
 }
 
 impl Level {
     /// From the best to none.
-    pub const ALL: [Level; 5] =
-        [Level::SkLookup, Level::SkReuseport, Level::ClassicBpf, Level::IncomingCpu, Level::Plain];
+    pub const ALL: [Level; 3] = [Level::SkLookup, Level::ClassicBpf, Level::Plain];
 
     /// As it is written in options and in status.
     pub fn name(self) -> &'static str {
         match self {
             Level::SkLookup => "sk_lookup",
-            Level::SkReuseport => "sk_reuseport",
             Level::ClassicBpf => "classic_bpf",
-            Level::IncomingCpu => "incoming_cpu",
             Level::Plain => "plain",
         }
     }
@@ -98,9 +88,7 @@ pub(crate) struct QueueSteering {
 
 enum Mechanism {
     Lookup(Box<lookup::Lookup>),
-    Group(group::Groups),
     Classic,
-    Incoming,
     Plain,
 }
 
@@ -135,18 +123,9 @@ impl QueueSteering {
                 let lookup = lookup::Lookup::attach(shared.as_fd())?;
                 (shared, Mechanism::Lookup(Box::new(lookup)))
             }
-            Level::SkReuseport => {
-                let shared = Shared::in_map(options)?;
-                let groups = group::Groups::probe(shared.as_fd())?;
-                (shared, Mechanism::Group(groups))
-            }
             Level::ClassicBpf => {
                 classic::probe(scratch()?.as_fd())?;
                 (Shared::in_memory(options)?, Mechanism::Classic)
-            }
-            Level::IncomingCpu => {
-                incoming::probe(scratch()?.as_fd())?;
-                (Shared::in_memory(options)?, Mechanism::Incoming)
             }
             Level::Plain => (Shared::in_memory(options)?, Mechanism::Plain),
         })
@@ -155,16 +134,14 @@ impl QueueSteering {
     pub(crate) fn level(&self) -> Level {
         match self.mechanism {
             Mechanism::Lookup(_) => Level::SkLookup,
-            Mechanism::Group(_) => Level::SkReuseport,
             Mechanism::Classic => Level::ClassicBpf,
-            Mechanism::Incoming => Level::IncomingCpu,
             Mechanism::Plain => Level::Plain,
         }
     }
 
     /// True where queues are members of a group on the listener's own address.
     pub(crate) fn has_siblings(&self) -> bool {
-        !matches!(self.mechanism, Mechanism::Lookup(_) | Mechanism::Plain)
+        matches!(self.mechanism, Mechanism::Classic)
     }
 
     /// Names of sk_lookup programs of others in this network namespace.
@@ -176,19 +153,12 @@ impl QueueSteering {
     }
 
     /// Puts a new queue (or the worker's own listener of a program with a reuseport group) within reach.
-    pub(crate) fn add(
-        &mut self,
-        listener: usize,
-        worker: usize,
-        queue: BorrowedFd<'_>,
-        own: BorrowedFd<'_>,
-    ) -> io::Result<()> {
+    pub(crate) fn add(&mut self, listener: usize, worker: usize, queue: BorrowedFd<'_>) -> io::Result<()> {
         match &mut self.mechanism {
             Mechanism::Lookup(lookup) => lookup.add(listener, worker, queue),
-            Mechanism::Group(groups) => groups.add(self.shared.as_fd(), listener, worker, queue, own),
             // Before anything else is known about the queue, nobody is sent there.
             Mechanism::Classic => classic::attach(queue, &[]),
-            Mechanism::Incoming | Mechanism::Plain => Ok(()),
+            Mechanism::Plain => Ok(()),
         }
     }
 
@@ -196,13 +166,6 @@ impl QueueSteering {
     pub(crate) fn remove(&mut self, listener: usize, worker: usize) {
         if let Mechanism::Lookup(lookup) = &mut self.mechanism {
             lookup.remove(listener, worker);
-        }
-    }
-
-    /// All queues of a listener are gone.
-    pub(crate) fn end(&mut self, listener: usize) {
-        if let Mechanism::Group(groups) = &mut self.mechanism {
-            groups.end(listener);
         }
     }
 
@@ -240,18 +203,17 @@ impl QueueSteering {
         set.map_err(|error| format!("telling the steering program its addresses: {error}"))
     }
 
-    /// Tells the mechanisms that cannot read the state who serves what. `first`: the first queue of the listener.
+    /// Tells the mechanism that cannot read the state who serves what. `first`: the first queue of the listener.
     pub(crate) fn tell(&self, first: BorrowedFd<'_>, choices: &[Choice<'_>]) -> io::Result<()> {
         match &self.mechanism {
             Mechanism::Classic => classic::attach(first, choices),
-            Mechanism::Incoming => incoming::set(choices),
             _ => Ok(()),
         }
     }
 
     /// True where the mechanism must be told who is ready.
     pub(crate) fn is_blind(&self) -> bool {
-        matches!(self.mechanism, Mechanism::Classic | Mechanism::Incoming)
+        matches!(self.mechanism, Mechanism::Classic)
     }
 }
 

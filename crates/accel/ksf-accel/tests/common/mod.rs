@@ -65,8 +65,8 @@ pub(crate) fn start_with(change: impl FnOnce(&mut AccelOptions)) -> Started {
 pub(crate) fn start_at(level: Level) -> Started {
     let holder = start_with(|options| {
         options.level = Some(level);
-        if matches!(level, Level::ClassicBpf | Level::IncomingCpu) {
-            // They are told who is ready at a look.
+        if level == Level::ClassicBpf {
+            // It is told who is ready at a look.
             options.look_ms = 100;
         }
     });

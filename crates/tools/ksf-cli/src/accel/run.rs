@@ -68,12 +68,8 @@ enum SteeringFlag {
     Auto,
     /// An sk_lookup program: needs CAP_BPF and CAP_NET_ADMIN, Linux 5.9
     Lookup,
-    /// An sk_reuseport program: needs CAP_BPF
-    Reuseport,
     /// A classic BPF program that knows the CPU only: needs no rights
     Classic,
-    /// SO_INCOMING_CPU: needs no rights, Linux 6.2
-    Incoming,
     /// Nothing: all workers share the program's listener
     Plain,
 }
@@ -83,9 +79,7 @@ impl SteeringFlag {
         Some(match self {
             SteeringFlag::Auto => return None,
             SteeringFlag::Lookup => Level::SkLookup,
-            SteeringFlag::Reuseport => Level::SkReuseport,
             SteeringFlag::Classic => Level::ClassicBpf,
-            SteeringFlag::Incoming => Level::IncomingCpu,
             SteeringFlag::Plain => Level::Plain,
         })
     }

@@ -198,7 +198,7 @@ fn of_workers(out: &mut String, program: &Program) {
 fn row(names: [String; 5], counters: &WorkerCounters, program: &Program, listeners: String) -> [String; COLUMNS.len()] {
     // Only an eBPF program counts where requests arrive.
     let steered = |count: u64| match program.level {
-        Level::SkLookup | Level::SkReuseport => count.to_string(),
+        Level::SkLookup => count.to_string(),
         _ => "-".to_owned(),
     };
     let accepted = |count: u64| if program.attached { "-".to_owned() } else { count.to_string() };

@@ -1,12 +1,10 @@
-//! Netlink's `sock_diag` (sock_diag(7)): asked for listening sockets, the kernel looks at no others, so the time this
-//! takes does not grow with the number of connections.
+//! Listening sockets of this network namespace, by netlink's `sock_diag` (sock_diag(7)). The kernel looks at no other
+//! sockets, so the time does not grow with the number of connections.
 
 use std::io;
 use std::net::IpAddr;
 
 use ksf_nic::netlink::{Attributes, NLM_F_DUMP, NetlinkSocket, SOCK_DIAG};
-
-use super::Listening;
 
 // linux/sock_diag.h; linux/inet_diag.h: `struct inet_diag_req_v2` and `struct inet_diag_msg`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -14,8 +12,21 @@ const REQUEST_BYTES: usize = 56;
 const MESSAGE_BYTES: usize = 72;
 const STATE_LISTEN: u8 = 10;
 
-/// All listening TCP sockets.
-pub(super) fn listening() -> io::Result<Vec<Listening>> {
+/// A listening TCP socket of any process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Listening {
+    /// A mapped address comes as IPv4, as requests to it do.
+    pub(crate) address: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) inode: u64,
+}
+
+/// All listening TCP sockets of this thread's network namespace.
+///
+/// # Errors
+///
+/// The kernel lacks the module `inet_diag`, or a filter of system calls forbids the socket.
+pub(crate) fn listening() -> io::Result<Vec<Listening>> {
     let kernel = NetlinkSocket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
@@ -53,7 +64,24 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn listeners_are_found_and_connections_are_not() {
+        let listeners = ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"].map(|it| TcpListener::bind(it).unwrap());
+        let client = std::net::TcpStream::connect(listeners[0].local_addr().unwrap()).unwrap();
+        let client = rustix::fs::fstat(&client).unwrap().st_ino;
+        let found = listening().unwrap();
+        for listener in listeners {
+            let inode = rustix::fs::fstat(&listener).unwrap().st_ino;
+            let address = listener.local_addr().unwrap();
+            let expected = Listening { address: address.ip().to_canonical(), port: address.port(), inode };
+            assert!(found.contains(&expected), "{expected:?} is not in {found:?}");
+        }
+        assert!(!found.iter().any(|socket| socket.inode == client));
+    }
 
     #[test]
     fn a_message_is_read_and_a_short_one_refused() {
