@@ -821,12 +821,17 @@ impl Shard {
                     if record.kind == Kind::Flush {
                         return store.move_flush((*number, lsn), again);
                     }
-                    let older = store.move_record(locked, &record, (*number, lsn), again)?;
-                    if let Some(older) = older {
-                        locked.get(record.key).iter().for_each(|entry| store.note(&mut cleaning.outdated_by, entry));
-                        cleaning.older.push(older);
+                    match store.move_record(locked, &record, (*number, lsn), again)? {
+                        Fate::Uncounted => {}
+                        Fate::Outdated(older) => {
+                            locked
+                                .get(record.key)
+                                .iter()
+                                .for_each(|entry| store.note(&mut cleaning.outdated_by, entry));
+                            cleaning.older.push(older);
+                        }
+                        Fate::Copied(older) => cleaning.older.push(older),
                     }
-                    // The copy that goes with the segment is an older record until then.
                     Ok::<_, AppendError>(())
                 })?;
                 cleaning.handled += 1;
@@ -994,6 +999,17 @@ pub struct SweepBudget {
     pub keys_max: usize,
 }
 
+/// What cleaning made of a record.
+enum Fate {
+    /// No entry counts it.
+    Uncounted,
+    /// It is out of date, and goes with its segment.
+    Outdated(Older),
+    /// It was written anew. Where it was it is older than its copy: segments are not erased in the order in which they were cleaned,
+    /// so the one that has the copy, and one with a tombstone behind it, may go before.
+    Copied(Older),
+}
+
 /// A segment that is being cleaned.
 #[derive(Debug)]
 pub struct Cleaning {
@@ -1017,20 +1033,21 @@ impl Cleaning {
 }
 
 impl Store {
-    /// Writes a record anew, if it is the one that counts. If it is an older one, it is returned, and goes with its segment.
+    /// Writes a record anew, if it is the one that counts. From then on the entry counts it as an older one, until its segment is
+    /// erased.
     fn move_record(
         &self,
         locked: &mut Locked<'_>,
         record: &Record<'_>,
         (log, lsn): (u16, Lsn),
         again: impl FnOnce(&mut Lsn) -> Result<(), AppendError>,
-    ) -> Result<Option<Older>, AppendError> {
-        let Some(base) = locked.get(record.key) else { return Ok(None) };
+    ) -> Result<Fate, AppendError> {
+        let Some(base) = locked.get(record.key) else { return Ok(Fate::Uncounted) };
         let mut moved_to = lsn;
-        let older = |cell| Some(Older { key: record.key.into(), version: record.version, cell });
+        let older = |cell| Older { key: record.key.into(), version: record.version, cell };
         if is_base(record.kind) {
             if (base.origin.log, base.origin.lsn) != (log, lsn) {
-                return Ok(older(None));
+                return Ok(Fate::Outdated(older(None)));
             }
             match base.value {
                 Value::Gone if base.is_settled() => drop(locked.remove(record.key)),
@@ -1043,26 +1060,29 @@ impl Store {
                 _ => {
                     again(&mut moved_to)?;
                     locked.moved(record.key, log, moved_to);
+                    locked.add_older(record.key);
+                    return Ok(Fate::Copied(older(None)));
                 }
             }
-            return Ok(None);
+            return Ok(Fate::Uncounted);
         }
         let name = cell_key_of(record);
         if base.origin.version > record.version {
-            return Ok(older(Some(name)));
+            return Ok(Fate::Outdated(older(Some(name))));
         }
         self.cells.with(&[&name], |cells| {
-            let Some(cell) = cells.get(&name) else { return Ok(None) };
+            let Some(cell) = cells.get(&name) else { return Ok(Fate::Uncounted) };
             if (cell.origin.log, cell.origin.lsn) != (log, lsn) {
-                return Ok(older(Some(name.clone())));
+                return Ok(Fate::Outdated(older(Some(name.clone()))));
             }
             if cell.is_settled() {
                 cells.remove(&name);
-                return Ok(None);
+                return Ok(Fate::Uncounted);
             }
             again(&mut moved_to)?;
             cells.moved(&name, log, moved_to);
-            Ok(None)
+            cells.add_older(&name);
+            Ok(Fate::Copied(older(Some(name.clone()))))
         })
     }
 

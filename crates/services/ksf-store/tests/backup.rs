@@ -337,6 +337,85 @@ impl World {
     }
 }
 
+impl World {
+    /// Overwrites one key by the first shard until its log has this segment.
+    fn fill_to(&mut self, segment: u64) {
+        while self.shards[0].log().segments().keys().next_back().is_none_or(|last| *last < segment) {
+            assert!(self.set("filler"));
+        }
+    }
+
+    fn remove(&mut self, key: &str) {
+        let (removed, _) =
+            self.shards[0].update(&[key.as_bytes()], CLOCK, |update| update.remove(key.as_bytes())).unwrap();
+        assert!(removed);
+        self.drain();
+    }
+
+    /// Goes on with cleaning a segment of the first shard, and puts what is written anew on the medium. True when it is done.
+    fn clean_on(&mut self, cleaning: &mut Cleaning, budget_bytes: usize) -> bool {
+        let place = self.shards[0].log().segments()[&cleaning.number].place;
+        let bytes = self.media[0].places[place as usize].clone();
+        let is_done = self.shards[0].clean(cleaning, &bytes, budget_bytes).unwrap();
+        self.drain();
+        is_done
+    }
+
+    /// Cleans a segment of the first shard, and erases all that were cleaned and may be erased.
+    fn clean_and_erase(&mut self, segment: u64) {
+        assert!(self.clean_on(&mut Cleaning::new(segment), usize::MAX));
+        self.shards[0].erase_cleaned();
+        self.drain();
+    }
+
+    fn has_segments(&self, wanted: &[u64]) -> bool {
+        self.shards[0].log().segments().keys().eq(wanted)
+    }
+}
+
+/// A backup keeps the segment from which a record was copied, and not that of the copy. A tombstone that goes with the copy brings the key
+/// back at the next start.
+#[test]
+fn a_key_that_was_deleted_stays_away_when_a_backup_keeps_what_it_was_copied_from() {
+    let mut world = World::new(3);
+    assert!(world.set("doomed"));
+    world.fill_to(1);
+    assert!(world.clean_on(&mut Cleaning::new(0), usize::MAX), "the copy is in segment 1");
+    let backup = Backup::begin(&world.store).unwrap();
+    assert!(backup.copied(0, 1));
+    world.fill_to(3);
+    world.remove("doomed");
+    world.fill_to(4);
+    world.clean_and_erase(1);
+    world.clean_and_erase(3);
+    assert!(world.has_segments(&[0, 2, 4]) && backup.is_held());
+    drop(backup);
+    world.restart();
+    assert!(!shown(&world.store).contains_key(&b"doomed"[..]));
+}
+
+/// The same where nothing was copied by the backup, which began while the segment was cleaned.
+#[test]
+fn a_key_that_was_deleted_stays_away_when_a_backup_begins_while_a_segment_is_cleaned() {
+    let mut world = World::new(4);
+    assert!(world.set("doomed"));
+    world.fill_to(1);
+    let mut cleaning = Cleaning::new(0);
+    assert!(!world.clean_on(&mut cleaning, 0), "it has begun");
+    let backup = Backup::begin(&world.store).unwrap();
+    world.fill_to(2);
+    assert!(world.clean_on(&mut cleaning, usize::MAX), "the copy is in segment 2, which the backup does not need");
+    world.fill_to(3);
+    world.remove("doomed");
+    world.fill_to(4);
+    world.clean_and_erase(2);
+    world.clean_and_erase(3);
+    assert!(world.has_segments(&[0, 1, 4]) && backup.is_held());
+    drop(backup);
+    world.restart();
+    assert!(!shown(&world.store).contains_key(&b"doomed"[..]));
+}
+
 /// A backup that nobody goes on with costs a writer nothing but the room that is there.
 #[test]
 fn a_backup_that_stands_still_gives_way() {

@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::common::Medium;
 use crate::opened::{open, seeds};
+use crate::common::Medium;
+use ksf_store::backup::Backup;
 use ksf_store::cells::{Shape, place_key, score_value};
+use ksf_store::format::{Kind, Lsn};
 use ksf_store::log::{AppendError, Geometry};
+use ksf_store::recover::Found;
 use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
 use ksf_store::update::View;
 use ksf_test::{Random, TestRandom};
@@ -36,6 +39,11 @@ struct World {
     /// What was written so often.
     number: u64,
     cleaning: Vec<Option<Cleaning>>,
+    /// Whether segments are cleaned that nobody needs the room of.
+    cleans_early: bool,
+    /// Keeps segments from being erased, so that they are not erased in the order in which they were cleaned.
+    backup: Option<Backup>,
+    backups: usize,
     crashes: usize,
     cleaned: usize,
     /// The clock by which keys end. It may be set back while the store does not run.
@@ -76,7 +84,8 @@ impl World {
         let block_bytes = NonZeroUsize::new(512).unwrap();
         let geometry =
             Geometry { store: 9, block_bytes, segment_bytes: (random.within(16..=32) * block_bytes.get()) as u64 };
-        let places = random.within(4..=7);
+        let places = random.within(4..=10);
+        let cleans_early = random.one_in(2);
         let mut media: Vec<_> = (0..SHARDS).map(|_| Medium::new(places, geometry.segment_bytes as usize)).collect();
         let (store, shards) = open(geometry, &mut media, &mut 1, None);
         let cleaning = (0..SHARDS).map(|_| None).collect();
@@ -90,6 +99,9 @@ impl World {
             writes: Vec::new(),
             number: 0,
             cleaning,
+            cleans_early,
+            backup: None,
+            backups: 0,
             crashes: 0,
             cleaned: 0,
             now_ms: 1000,
@@ -256,7 +268,7 @@ impl World {
     fn clean(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
         let slot = &mut self.cleaning[shard];
-        if slot.is_none() && self.shards[shard].log().free_places() <= 2 {
+        if slot.is_none() && (self.cleans_early || self.shards[shard].log().free_places() <= 2) {
             *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
         }
         let Some(cleaning) = slot else { return };
@@ -273,9 +285,74 @@ impl World {
         self.shards[shard].erase_cleaned();
     }
 
+    /// Begins a backup, goes on with it, or ends it: copies are not looked at here, only what the backup keeps.
+    fn back_up(&mut self) {
+        match &self.backup {
+            None => {
+                self.backup = Backup::begin(&self.store);
+                self.backups += 1;
+            }
+            Some(backup) if !backup.is_held() || self.random.one_in(6) => self.backup = None,
+            Some(backup) => {
+                let shard = self.random.within(0..=SHARDS - 1);
+                let numbers: Vec<u64> = self.shards[shard].log().segments().keys().copied().collect();
+                if !numbers.is_empty() {
+                    backup.copied(shard as u16, self.random.pick(&numbers));
+                }
+            }
+        }
+    }
+
+    /// No key and no cell has more records that could bring something back on the media than its entry counts, copies that cleaning made
+    /// among them.
+    fn count_records(&mut self) {
+        let flushed = self.store.flushed();
+        // By what counts them: a key, or a cell of it.
+        let mut records: BTreeMap<(Vec<u8>, Option<Vec<u8>>), BTreeSet<(u16, Lsn)>> = BTreeMap::new();
+        let (mut bases, mut cells) = (BTreeMap::new(), BTreeMap::new());
+        self.store.index().scan(b"", |entry| {
+            bases.insert(entry.key.to_vec(), (entry.origin, entry.older));
+            true
+        });
+        self.store.cells().scan(b"", |entry| {
+            cells.insert(entry.key.to_vec(), (entry.origin, entry.older));
+            true
+        });
+        for (log, medium) in (0..).zip(&self.media) {
+            let found = Found::read(log, self.geometry, medium).unwrap();
+            let done = found.records(medium, |lsn, record| {
+                let part = match record.kind {
+                    Kind::Drop | Kind::Remove | Kind::Flush => return,
+                    Kind::Expire if record.expires_ms.is_none() => return,
+                    Kind::String => None,
+                    Kind::Expire => Some(0),
+                    Kind::Field | Kind::Member | Kind::Element | Kind::Scored => Some(1),
+                };
+                if record.version < flushed {
+                    return;
+                }
+                let is_buried = bases.get(record.key).is_some_and(|(origin, _)| origin.version > record.version);
+                let name = part.filter(|_| !is_buried).map(|part| {
+                    let length = (record.key.len() as u16).to_be_bytes();
+                    [&length[..], record.key, &[part], record.subkey].concat()
+                });
+                records.entry((record.key.to_vec(), name)).or_default().insert((log, lsn));
+            });
+            done.unwrap();
+        }
+        for ((key, cell), mut places) in records {
+            let entry = cell.as_ref().map_or_else(|| bases.get(&key), |name| cells.get(name));
+            let (origin, older) = *entry.unwrap_or_else(|| panic!("{}: nobody knows of it", key.escape_ascii()));
+            places.remove(&(origin.log, origin.lsn));
+            assert!(older as usize >= places.len(), "{} {cell:?}: {older} of {places:?}", key.escape_ascii());
+        }
+    }
+
     fn crash(&mut self) {
+        self.count_records();
         self.tell();
         self.crashes += 1;
+        self.backup = None;
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
         self.epoch += 1;
         (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
@@ -307,6 +384,7 @@ impl World {
 #[test]
 fn what_was_told_of_cells_is_there_after_every_crash() {
     let (mut crashes, mut cleaned, mut swept, mut renamed, mut flushed) = (0, 0, 0, 0, 0);
+    let mut backups = 0;
     for seed in seeds(24) {
         let mut world = World::new(seed);
         for _ in 0..2000 {
@@ -317,14 +395,17 @@ fn what_was_told_of_cells_is_there_after_every_crash() {
                 400..420 => world.sweep(),
                 420..900 => world.step_of_the_medium(),
                 900..950 => world.tell(),
-                950..995 => world.clean(),
+                950..988 => world.clean(),
+                988..995 => world.back_up(),
                 _ => world.crash(),
             }
         }
         world.crash();
         (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
         (renamed, flushed) = (renamed + world.renamed, flushed + world.flushed);
+        backups += world.backups;
     }
     assert!(crashes > 1000 && cleaned > 300 && swept > 300, "{crashes} crashes, {cleaned} cleaned, {swept} swept");
     assert!(renamed > 1000 && flushed > 200, "{renamed} renamed, {flushed} flushes");
+    assert!(backups > 200, "{backups} backups");
 }

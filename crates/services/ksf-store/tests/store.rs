@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::common::Medium;
 use crate::opened::{fetch, open_within, seeds};
 use ksf_store::away::Wanted;
-use ksf_store::format::Kind;
+use ksf_store::backup::Backup;
+use ksf_store::format::{Kind, Lsn};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
@@ -65,6 +66,9 @@ struct World {
     /// Of each key, the writes that it may show at the next start.
     history: BTreeMap<Vec<u8>, Vec<usize>>,
     cleaning: Vec<Option<Cleaning>>,
+    /// Keeps segments from being erased, so that they are not erased in the order in which they were cleaned.
+    backup: Option<Backup>,
+    backups: usize,
     crashes: usize,
     cleaned: usize,
     full: usize,
@@ -113,6 +117,8 @@ impl World {
             writes,
             history,
             cleaning,
+            backup: None,
+            backups: 0,
             crashes,
             cleaned,
             full,
@@ -378,23 +384,41 @@ impl World {
         self.shards[shard].erase_cleaned();
     }
 
-    /// No key has more values on the media than its entry knows of: what is known last of a key that is gone goes when the
-    /// count ends.
+    /// Begins a backup, goes on with it, or ends it: copies are not looked at here, only what the backup keeps.
+    fn back_up(&mut self) {
+        match &self.backup {
+            None => {
+                self.backup = Backup::begin(&self.store);
+                self.backups += 1;
+            }
+            Some(backup) if !backup.is_held() || self.random.one_in(6) => self.backup = None,
+            Some(backup) => {
+                let shard = self.random.within(0..=SHARDS - 1);
+                let numbers: Vec<u64> = self.shards[shard].log().segments().keys().copied().collect();
+                if !numbers.is_empty() {
+                    backup.copied(shard as u16, self.random.pick(&numbers));
+                }
+            }
+        }
+    }
+
+    /// No key has more records with values on the media than its entry knows of, copies that cleaning made among them: what is known
+    /// last of a key that is gone goes when the count ends.
     fn count_values(&mut self) {
-        let mut values: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
+        let mut values: BTreeMap<Vec<u8>, BTreeSet<(u16, Lsn)>> = BTreeMap::new();
         for (log, medium) in self.media.iter().enumerate() {
             let found = Found::read(log as u16, self.geometry, medium).unwrap();
-            let done = found.records(medium, |_, record| {
+            let done = found.records(medium, |lsn, record| {
                 if record.kind == Kind::String && record.version >= self.store.flushed() {
-                    values.entry(record.key.to_vec()).or_default().insert(record.version);
+                    values.entry(record.key.to_vec()).or_default().insert((log as u16, lsn));
                 }
             });
             done.unwrap();
         }
         self.store.index().scan(b"", |entry| {
-            let mut versions = values.remove(entry.key).unwrap_or_default();
-            versions.remove(&entry.origin.version);
-            let count = versions.len();
+            let mut records = values.remove(entry.key).unwrap_or_default();
+            records.remove(&(entry.origin.log, entry.origin.lsn));
+            let count = records.len();
             assert!(entry.older as usize >= count, "{}: {count} values, {entry:?}", entry.key.escape_ascii());
             true
         });
@@ -408,6 +432,7 @@ impl World {
         self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
         self.epoch += 1;
         self.looks.clear();
+        self.backup = None;
         let (random, max) = (Some(&mut *self.random), self.habits.memory_bytes_max);
         (self.store, self.shards) = open_within(self.geometry, &mut self.media, &mut self.epoch, random, max);
         self.measure();
@@ -472,7 +497,7 @@ impl World {
 #[test]
 fn what_was_told_is_there_after_every_crash() {
     let (mut crashes, mut cleaned, mut full, mut swept, mut flushed) = (0, 0, 0, 0, 0);
-    let (mut fetched, mut short, mut refused) = (0, 0, 0);
+    let (mut fetched, mut short, mut refused, mut backups) = (0, 0, 0, 0);
     for seed in seeds(32) {
         let mut world = World::new(seed);
         for _ in 0..2600 {
@@ -486,7 +511,8 @@ fn what_was_told_is_there_after_every_crash() {
                 300..330 => world.sweep(),
                 330..800 => world.step_of_the_medium(),
                 800..850 => world.tell(),
-                850..980 => world.clean(),
+                850..972 => world.clean(),
+                972..980 => world.back_up(),
                 at if at < 980 + world.habits.crashes_per_mille => world.crash(),
                 _ => world.step_of_the_medium(),
             }
@@ -495,10 +521,11 @@ fn what_was_told_is_there_after_every_crash() {
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
         swept += world.swept;
         flushed += world.flushed;
+        backups += world.backups;
         (fetched, short, refused) = (fetched + world.fetched, short + world.short, refused + world.refused);
     }
     assert!(fetched > 300 && short > 300 && refused > 100, "{fetched} read, {short} waited, {refused} refused");
-    assert!(flushed > 300, "{flushed} flushes");
+    assert!(flushed > 300 && backups > 300, "{flushed} flushes, {backups} backups");
     assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
     assert!(swept > 1000, "{swept} keys were swept");
 }
