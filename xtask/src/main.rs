@@ -33,7 +33,7 @@ enum Task {
     Demo(demo::DemoOptions),
     /// Measure ksf and its peers, interleaved, and write raw results and a report
     Bench(bench::BenchOptions),
-    /// Write report.md and report.html anew from the raw.json in DIR
+    /// Write report.md anew from the raw.json in DIR, and report.html, a page with charts
     Report {
         /// A directory of bench/results
         dir: PathBuf,
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Demo(options) => supervised(|| demo::run(&options)),
         Task::Bench(options) => supervised(|| bench::run(&options)),
-        Task::Report { dir } => bench::report::rewrite(&dir).map(|()| ExitCode::SUCCESS),
+        Task::Report { dir } => bench::report::write_all(&dir).map(|()| ExitCode::SUCCESS),
         Task::Speed(options) => speed::run(&options).map(|()| ExitCode::SUCCESS),
     };
     match result {

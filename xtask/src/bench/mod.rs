@@ -9,7 +9,7 @@
 //!   groups (`--only`) ── of cases ── of steps: a case in one placement, all contestants in turn
 //!                                      │ after each the report's raw.json is whole (results.rs)
 //!                                      ▼
-//!   raw.json ── judge.rs: met, lost, undecided ── report.rs, chart.rs: report.md, report.html
+//!   raw.json ── judge.rs: met, lost, undecided ── report.rs: report.md; chart.rs: report.html, on demand
 //! ```
 
 mod case;

@@ -112,7 +112,7 @@ impl Results {
 
     pub(super) fn write_report(&self) -> Result<()> {
         self.raw.write(&self.dir)?;
-        report::rewrite(&self.dir)?;
+        report::write_markdown(&self.dir)?;
         eprintln!("bench: results are in {}", self.dir.display());
         Ok(())
     }
