@@ -3,7 +3,6 @@
 use super::case::Case;
 use super::contestant::{Contestant, ROOT};
 use super::measure::SyscallCounter;
-use super::raw::Tool;
 use super::{vm, watch};
 
 /// What of the peers and rights is here, or why not.
@@ -25,11 +24,6 @@ impl Have {
             (_, Ok(())) => Ok(SyscallCounter::Strace),
             (Err(perf), Err(strace)) => Err(format!("{perf}; {strace}")),
         }
-    }
-
-    /// Which tools can tell why a row is lost.
-    pub(super) fn evidence(&self) -> impl Iterator<Item = (Tool, &Result<(), String>)> {
-        [(Tool::PerfStat, &self.perf), (Tool::PerfReport, &self.perf), (Tool::Strace, &self.strace)].into_iter()
     }
 
     pub(super) fn case(&self, case: &Case) -> Result<(), String> {

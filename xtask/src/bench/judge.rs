@@ -94,11 +94,11 @@ pub(crate) fn has_goal(case: &Case, placement: Placement) -> bool {
     goals().iter().any(|goal| goal.case == case.name && goal.placement == placement)
 }
 
-/// The contestants of the goals of which these samples of one step say so: the subjects and their peers.
-pub(crate) fn contestants_of(samples: &[Sample], step: &Step, outcome: GoalOutcome) -> BTreeSet<Contestant> {
+/// The contestants of the goals that these samples of one step leave undecided: the subjects and their peers.
+pub(crate) fn undecided(samples: &[Sample], step: &Step) -> BTreeSet<Contestant> {
     let goals = goals().into_iter().filter(|goal| goal.case == step.case && goal.placement == step.placement);
     goals
-        .filter(|goal| goal.judge(samples).outcome == outcome)
+        .filter(|goal| goal.judge(samples).outcome == GoalOutcome::Undecided)
         .flat_map(|goal| goal.peers().into_iter().chain([goal.subject]))
         .collect()
 }
@@ -331,7 +331,7 @@ mod tests {
         let text = "messages/s >= 1 x threads";
         assert_eq!(verdict(&samples, Uring, "null-tcp-128", text), (Some(1.02), GoalOutcome::Undecided));
         let case = CASES.iter().find(|case| case.name == "null-tcp-128").unwrap();
-        let repeated = |placement| contestants_of(&samples.concat(), &case.step(placement), GoalOutcome::Undecided);
+        let repeated = |placement| undecided(&samples.concat(), &case.step(placement));
         assert_eq!(repeated(Placement::Same), BTreeSet::from([Threads, Uring]));
         assert!(repeated(Placement::Other).is_empty());
     }

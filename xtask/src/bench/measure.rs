@@ -119,7 +119,7 @@ impl Meter<'_> {
     fn server(&self, case: &Case, contestant: Contestant, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let port = free_port()?;
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
-        let (server, command) = start(contestant, (self.watch.server(command), ready))?;
+        let (server, command) = start(contestant, (command, ready))?;
         sample.server_command = without_port(&command, port);
         let load = |amount| self.load_of(case, contestant, pinning, port, amount, sample.round);
         let warm_up = load(self.effort.warm_up(case)).run(&self.programs.ksf)?;
@@ -300,21 +300,13 @@ impl Meter<'_> {
         let port = free_port()?;
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
         let file = self.programs.scratch().join(format!("strace-{port}"));
-        let (server, command) = start(contestant, (Watch::Trace(file.clone()).server(command), ready))?;
+        let (server, command) = start(contestant, (watch::under_strace(command, &file), ready))?;
         sample.server_command = without_port(&command, port);
         let load = self.load_of(case, contestant, pinning, port, Amount::Messages(count), sample.round);
         sample.client_command = without_port(&display(&load.command(&self.programs.ksf)), port);
         load.run(&self.programs.ksf)?;
         server.stop()?;
         watch::await_strace(&file)
-    }
-
-    /// What a tool writes of a short measurement, whose figures are thrown away.
-    pub(crate) fn watched(&self, case: &Case, contestant: Contestant, pinning: &Pinning, watch: Watch) -> Result<()> {
-        let meter = Meter { watch, ..*self };
-        let sample = meter.sample(case, contestant, pinning, 0);
-        ensure!(sample.error.is_none(), "{}", sample.error.unwrap_or_default());
-        meter.watch.finish()
     }
 }
 

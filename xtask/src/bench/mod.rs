@@ -36,7 +36,7 @@ mod web;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use self::case::{CASES, Case, Placement, Row};
@@ -44,9 +44,8 @@ pub(crate) use self::case::{FileLoad, Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
 use self::host::HostCosts;
-use self::judge::GoalOutcome;
 use self::measure::{Effort, Meter, raise_file_limit};
-use self::raw::{Evidence, Group, Sample, Step, Tool};
+use self::raw::{Group, Sample, Step};
 use self::results::Results;
 pub(crate) use self::store::medium;
 use self::watch::Watch;
@@ -68,9 +67,6 @@ const PACKAGES: &[&str] = &[
 
 /// Rounds of a smoke run, and its effort: 5,000 messages become 100, 10,000 connections 200, 2,000 per second 200.
 const SMOKE: (u32, Effort) = (1, Effort { seconds: 0.0, scale: 0.02, rate_divisor: 10 });
-
-/// The length of a measurement that only explains a lost row.
-const EVIDENCE_SECONDS_MAX: f64 = 1.0;
 
 /// Rounds in the VM of what has no goal there: shape needs no more.
 const SHAPE_ROUNDS_MAX: u32 = 3;
@@ -177,11 +173,10 @@ impl Bench {
                 continue;
             }
             let samples = self.measure(case, &pinning);
-            let evidence = self.look_into(case, &pinning, &samples)?;
-            self.keep(row, &step, samples, evidence)?;
+            self.keep(row, &step, samples)?;
         }
         for (step, samples) in self.measure_in_vm(&in_vm) {
-            self.keep(row, &step, samples, Vec::new())?;
+            self.keep(row, &step, samples)?;
         }
         self.results.write_report()
     }
@@ -274,7 +269,7 @@ impl Bench {
                     samples.push(meter.sample(case, contestant, pinning, round));
                 }
             }
-            judge::contestants_of(&samples, &case.step(pinning.placement), GoalOutcome::Undecided)
+            judge::undecided(&samples, &case.step(pinning.placement))
         };
         let mut undecided = rounds(0..self.runs, &|_| true);
         for look in looks(self.runs).windows(2).filter(|_| !self.smoke) {
@@ -301,39 +296,6 @@ impl Bench {
         Meter { programs: &self.programs, effort: self.effort, watch: Watch::Nothing }
     }
 
-    /// What tools say of the contestants of goals that are lost, each measured shortly once more.
-    fn look_into(&self, case: &Case, pinning: &Pinning, samples: &[Sample]) -> Result<Vec<Evidence>> {
-        let step = case.step(pinning.placement);
-        let mut evidence = Vec::new();
-        if self.smoke || !case.can_be_watched() {
-            return Ok(evidence);
-        }
-        let seconds = self.effort.seconds.min(EVIDENCE_SECONDS_MAX);
-        let meter = Meter { effort: Effort { seconds, ..self.effort }, ..self.meter() };
-        let lost = judge::contestants_of(samples, &step, GoalOutcome::Lost);
-        for contestant in lost.into_iter().filter(|contestant| contestant.can_be_watched()) {
-            for (tool, have) in self.have.evidence().filter(|(tool, _)| *tool != Tool::Strace || case.can_be_traced()) {
-                let (path, file) = self.results.evidence_file(&step, contestant, tool)?;
-                eprintln!("bench: {}, {contestant}, {}, {tool}", case.title, pinning.placement);
-                let watch = match tool {
-                    Tool::PerfStat => Watch::Stat(path),
-                    Tool::PerfReport => Watch::Profile(path),
-                    Tool::Strace => Watch::Trace(path),
-                };
-                let done = match have {
-                    Ok(()) => meter.watched(case, contestant, pinning, watch),
-                    Err(why) => Err(anyhow!("{why}")),
-                };
-                // The row is lost with or without it.
-                match done {
-                    Ok(()) => evidence.push(Evidence { step: step.clone(), contestant, tool, file }),
-                    Err(error) => eprintln!("bench: no {tool} of {contestant}: {error:#}"),
-                }
-            }
-        }
-        Ok(evidence)
-    }
-
     /// Cases of the multiplexor once more, beside AF_KCM.
     fn measure_in_vm(&self, cases: &[&'static Case]) -> Vec<(Step, Vec<Sample>)> {
         if cases.is_empty() {
@@ -349,13 +311,13 @@ impl Bench {
         cases.iter().map(|case| (case.step(Placement::Vm), of(case))).collect()
     }
 
-    fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>, evidence: Vec<Evidence>) -> Result<()> {
+    fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
         for sample in &samples {
             if let Some(error) = &sample.error {
                 eprintln!("bench: {} {} failed: {error}", sample.case, sample.contestant);
             }
         }
-        self.results.keep(row, step, samples, evidence)
+        self.results.keep(row, step, samples)
     }
 
     /// Fails if something did not run.

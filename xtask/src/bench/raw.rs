@@ -1,7 +1,6 @@
 //! The raw results: what raw.json holds, and medians of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -27,9 +26,6 @@ pub(crate) struct Raw {
     pub(crate) groups: Vec<Group>,
     #[serde(deserialize_with = "of_cases")]
     pub(crate) samples: Vec<Sample>,
-    /// Texts of tools, for rows that are lost.
-    #[serde(default, deserialize_with = "of_cases")]
-    pub(crate) evidence: Vec<Evidence>,
 }
 
 /// The rows of one name of `--only`, which are measured together.
@@ -65,35 +61,6 @@ pub(crate) struct Group {
 pub(crate) struct Step {
     pub(crate) case: String,
     pub(crate) placement: Placement,
-}
-
-/// What a tool wrote while a contestant of a lost row was measured once more.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct Evidence {
-    #[serde(flatten)]
-    pub(crate) step: Step,
-    pub(crate) contestant: Contestant,
-    pub(crate) tool: Tool,
-    /// Beside raw.json.
-    pub(crate) file: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Tool {
-    PerfStat,
-    PerfReport,
-    Strace,
-}
-
-impl fmt::Display for Tool {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(match self {
-            Tool::PerfStat => "perf stat",
-            Tool::PerfReport => "perf report",
-            Tool::Strace => "strace",
-        })
-    }
 }
 
 /// One measurement.
@@ -156,7 +123,7 @@ impl Sample {
 
 impl Raw {
     pub(crate) fn new(machine: Machine) -> Raw {
-        Raw { schema: SCHEMA, machine, groups: Vec::new(), samples: Vec::new(), evidence: Vec::new() }
+        Raw { schema: SCHEMA, machine, groups: Vec::new(), samples: Vec::new() }
     }
 
     /// Reads raw.json in a directory. One whose groups are of several revisions is refused: nothing in it could be
@@ -203,7 +170,6 @@ impl Raw {
     /// Takes the samples of a step out, to measure it anew.
     pub(crate) fn forget(&mut self, step: &Step) {
         self.samples.retain(|sample| sample.case != step.case || sample.placement != step.placement);
-        self.evidence.retain(|evidence| evidence.step != *step);
     }
 
     /// The rounds of one figure, summed up. None if it was not measured.

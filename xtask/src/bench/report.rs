@@ -12,7 +12,7 @@ use super::case::{CASES, Case, Metric, Placement, Row};
 use super::chart;
 use super::host::HostCosts;
 use super::judge::{GoalOutcome, Verdict, judge};
-use super::raw::{Evidence, Raw, Step};
+use super::raw::{Raw, Step};
 use super::stats::Interval;
 use super::vm;
 
@@ -159,7 +159,6 @@ impl Document {
         }
         for (title, items) in [
             ("Notes", NOTES.iter().map(ToString::to_string).collect()),
-            ("What tools say of lost rows", evidence(raw)),
             ("Left out", left_out(raw)),
             ("Requests that failed", failures(raw)),
             ("What the generators warned of", warnings(raw)),
@@ -385,18 +384,6 @@ fn left_out(raw: &Raw) -> Vec<String> {
         Some(format!("{case}, {}, round {round}, failed: {error}", sample.contestant))
     });
     skipped.into_iter().cloned().chain(failed).collect()
-}
-
-/// "null-tcp-1, same CPU, ksf kernel: perf stat (why/...txt), strace (...)": the files beside the report.
-fn evidence(raw: &Raw) -> Vec<String> {
-    let mut lines = BTreeMap::<_, Vec<String>>::new();
-    for Evidence { step, contestant, tool, file } in &raw.evidence {
-        lines.entry((step, contestant)).or_default().push(format!("{tool} ({file})"));
-    }
-    let line = |((step, contestant), files): ((&Step, _), Vec<String>)| {
-        format!("{}, {}, {contestant}: {}", step.case, step.placement, files.join(", "))
-    };
-    lines.into_iter().map(line).collect()
 }
 
 /// "accel-kill, same CPU: nginx reuseport: 3 receive_reset, 1 refused": over all rounds.

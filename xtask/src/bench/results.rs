@@ -6,13 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::case::Row;
-use super::contestant::Contestant;
-use super::raw::{Evidence, Group, Raw, Sample, Step, Tool};
+use super::raw::{Group, Raw, Sample, Step};
 use super::report;
 use crate::machine::{Machine, Revision, date};
-
-/// The directory beside raw.json with what tools wrote of lost rows.
-const EVIDENCE: &str = "why";
 
 /// A directory with raw.json, which is whole after every step, and the reports made from it.
 pub(super) struct Results {
@@ -86,22 +82,11 @@ impl Results {
         self.group(row)
     }
 
-    /// A file beside raw.json for what a tool writes, and its name there.
-    pub(super) fn evidence_file(&self, step: &Step, contestant: Contestant, tool: Tool) -> Result<(PathBuf, String)> {
-        let word = |text: String| text.replace([' ', ',', '.', '(', ')'], "-").replace("--", "-");
-        let name = [step.case.clone(), step.placement.to_string(), contestant.to_string(), tool.to_string()];
-        let name = format!("{EVIDENCE}/{}.txt", name.map(word).join("."));
-        let dir = self.dir.join(EVIDENCE);
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        Ok((self.dir.join(&name), name))
-    }
-
     /// Keeps what was measured in a step; unless a measurement failed, it is done.
-    pub(super) fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>, evidence: Vec<Evidence>) -> Result<()> {
+    pub(super) fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
         let is_whole = samples.iter().all(|sample| sample.error.is_none());
         self.raw.forget(step);
         self.raw.samples.extend(samples);
-        self.raw.evidence.extend(evidence);
         let group = self.group(row);
         if is_whole {
             group.open.remove(step);
@@ -121,6 +106,7 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::super::case::{CASES, Placement};
+    use super::super::contestant::Contestant;
     use super::*;
 
     fn revision(commit: &str) -> Revision {
@@ -144,16 +130,16 @@ mod tests {
         let mut first = open("a");
         begin(&mut first, Row::RoundTrip, "a");
         let step = |case: &str| Step { case: case.into(), placement: Placement::Same };
-        first.keep(Row::RoundTrip, &step("null-tcp-1"), vec![sample("null-tcp-1", None)], vec![]).unwrap();
-        first.keep(Row::RoundTrip, &step("echo-tcp-1"), vec![sample("echo-tcp-1", Some("lost"))], vec![]).unwrap();
+        first.keep(Row::RoundTrip, &step("null-tcp-1"), vec![sample("null-tcp-1", None)]).unwrap();
+        first.keep(Row::RoundTrip, &step("echo-tcp-1"), vec![sample("echo-tcp-1", Some("lost"))]).unwrap();
         drop(first); // without a word more, as by SIGKILL
 
         let mut second = open("a");
         let group = second.group(Row::RoundTrip);
         assert!(group.done.contains(&step("null-tcp-1")) && group.open.contains(&step("echo-tcp-1")));
-        second.keep(Row::RoundTrip, &step("echo-tcp-1"), vec![sample("echo-tcp-1", None)], vec![]).unwrap();
+        second.keep(Row::RoundTrip, &step("echo-tcp-1"), vec![sample("echo-tcp-1", None)]).unwrap();
         assert!(second.group(Row::RoundTrip).open.iter().eq(&[step("null-tcp-1-polled")]));
-        second.keep(Row::RoundTrip, &step("null-tcp-1-polled"), vec![], vec![]).unwrap();
+        second.keep(Row::RoundTrip, &step("null-tcp-1-polled"), vec![]).unwrap();
         assert!(second.group(Row::RoundTrip).open.is_empty());
         assert_eq!(second.raw().samples.len(), 2, "the failed one is gone");
         begin(&mut second, Row::Udp, "a");

@@ -1,5 +1,5 @@
-//! Tools that look at a server while its client runs: perf and strace. They slow it down, so times are never taken from
-//! a measurement that is watched.
+//! perf and strace, which count a server's system calls. They slow it down, so times are never taken from a measurement
+//! that is watched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,12 @@ const STRACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Counted by [`Watch::Count`].
 const SYSCALLS: &str = "raw_syscalls:sys_enter";
 
-/// Kept for a lost row: what the server cost, and what it and its CPUs waited for.
-const EVENTS: &str = "task-clock,context-switches,cpu-migrations,page-faults,raw_syscalls:sys_enter,irq:softirq_entry,\
-                      sched:sched_wakeup,cycles,instructions,cache-misses";
-
-/// Samples per second and CPU.
-const PROFILE_HZ: &str = "4000";
-/// What is kept of a profile.
-const PROFILE_LINES: usize = 60;
-const PROFILE_COLUMNS: usize = 160;
-
-/// What looks at a measurement. Each writes its text to the file.
+/// The observer of a measurement.
 #[derive(Clone, Debug)]
 pub(crate) enum Watch {
     Nothing,
-    /// perf counts the system calls of the server's processes.
+    /// perf counts the system calls of the server's processes, and writes the count to the file.
     Count(PathBuf),
-    /// perf counts [`EVENTS`] of the server's processes.
-    Stat(PathBuf),
-    /// perf samples all CPUs: the kernel engine answers in other processes' time.
-    Profile(PathBuf),
-    /// strace counts the server's system calls by name, from start to end.
-    Trace(PathBuf),
 }
 
 /// Whether perf may count system calls here. The command may be missing, or not be for this kernel.
@@ -48,71 +32,28 @@ pub(super) fn look_for_perf() -> Result<(), String> {
 }
 
 impl Watch {
-    /// The server's command under the tool.
-    pub(super) fn server(&self, inner: Command) -> Command {
-        let Watch::Trace(file) = self else { return inner };
-        let mut command = Command::new("strace");
-        // -D: the server is our child, and strace its own: SIGTERM then reaches the server.
-        command.args(["-D", "-f", "-c", "-o"]).arg(file).arg(inner.get_program()).args(inner.get_args());
-        command
-    }
-
-    /// The client's command, during which the tool looks at the server.
+    /// The client's command, during which the server is watched.
     pub(super) fn client(&self, inner: Command, server: u32) -> Command {
+        let Watch::Count(file) = self else { return inner };
         let mut perf = Command::new("perf");
-        match self {
-            Watch::Nothing | Watch::Trace(_) => return inner,
-            Watch::Count(file) => perf.args(["stat", "-x,", "-e", SYSCALLS, "-p", &processes(server), "-o"]).arg(file),
-            Watch::Stat(file) => perf.args(["stat", "-e", EVENTS, "-p", &processes(server), "-o"]).arg(file),
-            Watch::Profile(file) => {
-                perf.args(["record", "-q", "-a", "-F", PROFILE_HZ, "-e", "cpu-clock", "-o"]).arg(data(file))
-            }
-        };
+        perf.args(["stat", "-x,", "-e", SYSCALLS, "-p", &processes(server), "-o"]).arg(file);
         perf.arg("--").arg(inner.get_program()).args(inner.get_args());
         perf
     }
+}
 
-    /// Completes the file when the server has ended.
-    pub(super) fn finish(&self) -> Result<()> {
-        match self {
-            Watch::Nothing | Watch::Count(_) => Ok(()),
-            Watch::Stat(file) => {
-                ensure!(file.exists(), "perf did not run");
-                Ok(())
-            }
-            Watch::Trace(file) => await_strace(file).map(drop),
-            Watch::Profile(file) => {
-                let mut perf = Command::new("perf");
-                perf.args([
-                    "report",
-                    "--stdio",
-                    "--no-children",
-                    "--percent-limit",
-                    "0.5",
-                    "--sort",
-                    "comm,dso,symbol",
-                ]);
-                let text = output(perf.arg("-i").arg(data(file)), PERF_TIMEOUT)?;
-                fs::remove_file(data(file)).context("cannot remove what perf has recorded")?;
-                // The ruler below the heading is as long as the longest symbol of all.
-                let cut =
-                    |line: &str| line.chars().take(PROFILE_COLUMNS).collect::<String>().trim_end().to_owned() + "\n";
-                let lines = text.lines().map(cut).filter(|line| !matches!(line.as_str(), "\n" | "#\n"));
-                let text: String = lines.take(PROFILE_LINES).collect();
-                fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-            }
-        }
-    }
+/// A server's command under strace, which counts its system calls from start to end and writes a summary to the file.
+pub(super) fn under_strace(inner: Command, summary: &Path) -> Command {
+    let mut command = Command::new("strace");
+    // -D: the server is our child, and strace its own: SIGTERM then reaches the server.
+    command.args(["-D", "-f", "-c", "-o"]).arg(summary).arg(inner.get_program()).args(inner.get_args());
+    command
 }
 
 /// A server and all that it has started, as perf takes them.
 fn processes(server: u32) -> String {
     let all: Vec<String> = std::iter::once(server).chain(descendants(server)).map(|pid| pid.to_string()).collect();
     all.join(",")
-}
-
-fn data(file: &Path) -> PathBuf {
-    file.with_extension("data")
 }
 
 /// The system calls that [`Watch::Count`] has counted.
@@ -189,9 +130,7 @@ mod tests {
             shown(&count.client(client(), pid)),
             format!("perf stat -x, -e {SYSCALLS} -p {pid} -o f -- client x")
         );
-        assert_eq!(shown(&count.server(client())), "client x");
-        let trace = Watch::Trace("/t/f".into());
-        assert_eq!(shown(&trace.server(client())), "strace -D -f -c -o f client x");
-        assert_eq!(shown(&trace.client(client(), pid)), "client x");
+        assert_eq!(shown(&under_strace(client(), Path::new("/t/f"))), "strace -D -f -c -o f client x");
+        assert_eq!(shown(&Watch::Nothing.client(client(), pid)), "client x");
     }
 }

@@ -97,7 +97,7 @@ impl Meter<'_> {
         let wanted = Wanted { contestant, ksf, peer: &peer, cpus: cpus.as_deref(), data: home.data(), log_bytes, port };
         let begin = || {
             let (command, ready) = wanted.command()?;
-            start(contestant, (self.watch.server(command), ready))
+            start(contestant, (command, ready))
         };
         let (server, command) = begin()?;
         sample.server_command = without_port(&command, port);
