@@ -103,14 +103,8 @@ mod tests {
     /// Of many series of values with a known median, the intervals miss no more than they may.
     #[test]
     fn intervals_cover_the_median_as_often_as_they_say() {
-        let mut state = 1_u64;
-        let mut random = || {
-            // SplitMix64.
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (mixed ^ (mixed >> 31)) as f64 / u64::MAX as f64
-        };
+        let mut bits = ksf_test::Random::new(1);
+        let mut random = || bits.bits() as f64 / u64::MAX as f64;
         for count in [8, 12, 24] {
             let mut missed = 0;
             for _ in 0..20_000 {

@@ -41,9 +41,9 @@ const CREDIT_MAX: u32 = 8;
 /// however many spins find something meanwhile.
 const ALLOWANCE_MAX: u64 = 4;
 
-/// What became of a spin.
+/// The end of a spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// Something came.
     Found,
     /// Nothing did, and the shard slept.
@@ -52,9 +52,9 @@ pub(crate) enum Outcome {
     Preempted,
 }
 
-/// Decides, wait by wait. Has no clock.
+/// Decides before each wait how long to spin. Has no clock: the caller measures waits.
 #[derive(Debug)]
-pub(crate) struct Spinner {
+pub struct Spinner {
     /// How long to spin; zero: never.
     length_ns: u64,
     /// Mean time a wait took, over about the last eight.
@@ -71,7 +71,8 @@ pub(crate) struct Spinner {
 }
 
 impl Spinner {
-    pub(crate) fn new(spin: Spin) -> Self {
+    /// A spinner that knows nothing yet: its first trial comes after some short waits.
+    pub fn new(spin: Spin) -> Self {
         let length_ns = match spin {
             Spin::Off => 0,
             Spin::UpTo(length) => u64::try_from(length.as_nanos()).unwrap_or(u64::MAX).min(1 << 40),
@@ -84,7 +85,7 @@ impl Spinner {
 
     /// How long to spin before the next wait sleeps.
     #[inline]
-    pub(crate) fn next(&self) -> Option<Duration> {
+    pub fn next(&self) -> Option<Duration> {
         let trial = self.to_trial_ns == 0 && self.mean_wait_ns < TRY_WITHIN * self.length_ns;
         let allowed = self.allowance_ns >= self.length_ns;
         (allowed && (self.credit > 0 || trial)).then(|| Duration::from_nanos(self.length_ns))
@@ -92,7 +93,7 @@ impl Spinner {
 
     /// A wait took so long, and did not spin: the shard slept at once, or there was something already.
     #[inline]
-    pub(crate) fn waited(&mut self, time: Duration) {
+    pub fn waited(&mut self, time: Duration) {
         if self.length_ns > 0 {
             let wait_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
             self.to_trial_ns = self.to_trial_ns.saturating_sub(wait_ns);
@@ -101,7 +102,7 @@ impl Spinner {
     }
 
     /// A wait that began with a spin took so long, with the sleep that followed.
-    pub(crate) fn spun(&mut self, time: Duration, outcome: Outcome) {
+    pub fn spun(&mut self, time: Duration, outcome: Outcome) {
         let wait_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.note(wait_ns);
         match outcome {

@@ -1,7 +1,6 @@
 //! On which CPU each thread runs.
 
 use ksf::cpus;
-pub(crate) use ksf::cpus::pin_to;
 
 use crate::error::LoadError;
 
@@ -45,11 +44,6 @@ impl Pinning {
     }
 }
 
-/// The CPUs this process may use, in ascending order.
-pub(crate) fn allowed_cpus() -> Vec<usize> {
-    cpus::allowed().unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,10 +68,10 @@ mod tests {
 
     #[test]
     fn pinning_takes_effect() {
-        let cpu = *allowed_cpus().last().expect("a process has a CPU");
+        let cpu = *cpus::allowed().unwrap().last().expect("a process has a CPU");
         std::thread::spawn(move || {
-            pin_to(cpu).unwrap();
-            assert_eq!(allowed_cpus(), [cpu]);
+            cpus::pin_to(cpu).unwrap();
+            assert_eq!(cpus::allowed().unwrap(), [cpu]);
             assert_eq!(rustix::thread::sched_getcpu(), cpu);
         })
         .join()

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::drive::connection::Terms;
-use crate::drive::pin::{Pinning, allowed_cpus};
+use crate::drive::pin::Pinning;
 use crate::drive::schedule::{Arrival, Schedule};
 use crate::drive::socket::SocketOptions;
 use crate::drive::spin::ClientSpin;
@@ -138,7 +138,7 @@ impl Plan {
 
     /// The CPUs of the threads, as far as they are bound.
     pub(crate) fn cpus(&self) -> Vec<Option<usize>> {
-        let allowed = allowed_cpus();
+        let allowed = ksf::cpus::allowed().unwrap_or_default();
         (0..self.threads).map(|thread| self.pinning.cpu_of(thread, self.threads, &allowed)).collect()
     }
 }

@@ -1,9 +1,11 @@
 //! Polling before sleeping: a thread that sleeps is woken too late to tell how fast the server was, and a thread that
-//! polls takes a CPU. So a thread polls only while that finds replies, tries seldom when it does not, and never polls where
-//! the server may need its CPU. The decision is made here; no socket and no clock.
+//! polls takes a CPU. [`ksf::spin`] decides when polling pays, as it does for the shards of a server; a load polls only
+//! where the server does not need its CPU. No socket and no clock here.
 
 use std::fmt;
 use std::time::Duration;
+
+use ksf::spin::{Outcome, Spin};
 
 use crate::options::numbers::{NumberError, parse_duration, parse_in};
 
@@ -12,13 +14,6 @@ const AUTO: Duration = Duration::from_micros(100);
 
 /// The longest time. More would not be polling before sleeping, but never sleeping.
 const LONGEST: Duration = Duration::from_secs(1);
-
-/// A thread that sleeps sees replies later than they came, because it has to be woken. So it tries to poll while waits are
-/// not longer than so many times what it would poll.
-const TRY_WITHIN: u64 = 4;
-
-/// The most waits without polling after polls in vain.
-const PAUSE_MAX: u32 = 1024;
 
 /// The most waits between two looks at where replies are handled; between the first looks there are fewer.
 const LOOK_INTERVAL_MAX: u32 = 256;
@@ -113,13 +108,8 @@ impl SpinRecord {
 /// Decides before each wait for replies how long to poll.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    limit_ns: u64,
-    /// How long the last waits took: the younger, the more a wait counts.
-    mean_ns: u64,
-    /// Waits that are not polled in...
-    pause: u32,
-    /// ...and how many there were after the last poll in vain.
-    last_pause: u32,
+    is_on: bool,
+    policy: ksf::spin::Spinner,
     /// The server has another CPU.
     is_apart: bool,
     waits_to_look: u32,
@@ -129,12 +119,9 @@ pub(crate) struct Spinner {
 
 impl Spinner {
     pub(crate) fn new(spin: ClientSpin) -> Spinner {
-        let limit_ns = spin.limit().as_nanos() as u64;
         Spinner {
-            limit_ns,
-            mean_ns: TRY_WITHIN * limit_ns,
-            pause: 0,
-            last_pause: 0,
+            is_on: spin != ClientSpin::Off,
+            policy: ksf::spin::Spinner::new(Spin::UpTo(spin.limit())),
             is_apart: false,
             waits_to_look: 0,
             look_interval: 1,
@@ -144,38 +131,30 @@ impl Spinner {
 
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.limit_ns > 0
+        self.is_on
     }
 
     /// A wait begins: for how long to poll before sleeping.
-    pub(crate) fn begin(&mut self) -> u64 {
-        if !self.is_apart || self.mean_ns >= TRY_WITHIN * self.limit_ns {
-            return 0;
-        }
-        if self.pause > 0 {
-            self.pause -= 1;
-            return 0;
-        }
-        self.limit_ns
+    pub(crate) fn begin(&self) -> u64 {
+        let length = if self.is_apart { self.policy.next() } else { None };
+        length.map_or(0, |length| length.as_nanos() as u64)
     }
 
     /// A wait has ended after `waited_ns`, of which `polled_ns` were polled; `caught`: while it was polled.
     pub(crate) fn end(&mut self, waited_ns: u64, polled_ns: u64, caught: bool) {
         self.record.waits += 1;
         self.waits_to_look = self.waits_to_look.saturating_sub(1);
-        // Longer waits say no more than that they were longer.
-        self.mean_ns = (7 * self.mean_ns + waited_ns.min(2 * TRY_WITHIN * self.limit_ns)).div_ceil(8);
+        let waited = Duration::from_nanos(waited_ns);
         if polled_ns == 0 {
-            return;
+            return self.policy.waited(waited);
         }
         self.record.spent_ns += polled_ns;
         if caught {
             self.record.caught += 1;
-            self.last_pause /= 2;
+            self.policy.spun(waited, Outcome::Found);
         } else {
             self.record.missed += 1;
-            self.last_pause = (2 * self.last_pause).clamp(1, PAUSE_MAX);
-            self.pause = self.last_pause;
+            self.policy.spun(waited, Outcome::Missed);
         }
     }
 
@@ -239,28 +218,14 @@ mod tests {
         let mut spinner = apart(100);
         let fast = polled(&mut spinner, [20_000; 1000]);
         assert_eq!(fast[0], 0, "nothing is known yet");
-        assert!(fast[1..].iter().all(|ns| *ns == 20_000), "{fast:?}");
-        assert_eq!((spinner.record.caught, spinner.record.missed), (999, 0));
+        assert!(fast[10..].iter().all(|ns| *ns == 20_000), "{fast:?}");
+        assert!(spinner.record.caught >= 990 && spinner.record.missed == 0, "{:?}", spinner.record);
         // The server needs longer from now on: a few polls in vain, then none.
         polled(&mut spinner, std::iter::repeat_n(500_000, 100_000));
         assert!(spinner.record.missed <= 6, "{:?}", spinner.record);
         assert_eq!(polled(&mut spinner, [500_000; 10]), [0; 10]);
         polled(&mut spinner, [20_000; 100]);
         assert_eq!(polled(&mut spinner, [20_000; 10]), [20_000; 10], "it is fast again");
-    }
-
-    /// Sleeping, the reply comes at once; polling, it never comes: as if the thread kept the server from its CPU, which
-    /// it could not know.
-    #[test]
-    fn polls_in_vain_become_rare() {
-        let mut spinner = apart(100);
-        for _ in 0..100_000 {
-            match spinner.begin() {
-                0 => spinner.end(20_000, 0, false),
-                spin_ns => spinner.end(spin_ns + 20_000, spin_ns, false),
-            }
-        }
-        assert!(spinner.record.missed <= 10 + 100_000 / u64::from(PAUSE_MAX), "{:?}", spinner.record);
     }
 
     #[test]
@@ -279,26 +244,6 @@ mod tests {
         let mut off = Spinner::new(ClientSpin::Off);
         off.heed(Some(true));
         assert_eq!((off.is_on(), polled(&mut off, [0, 1, 2])), (false, vec![0; 3]));
-    }
-
-    /// A reply comes after 60 us, and a thread that slept sees it 60 us later.
-    #[test]
-    fn a_thread_that_slept_does_not_take_its_own_wake_up_for_a_slow_reply() {
-        let mut spinner = apart(100);
-        for _ in 0..1000 {
-            match spinner.begin() {
-                0 => spinner.end(120_000, 0, false),
-                _ => spinner.end(60_000, 60_000, true),
-            }
-        }
-        assert!(spinner.record.caught >= 990, "{:?}", spinner.record);
-    }
-
-    #[test]
-    fn replies_that_come_a_bit_too_late_are_hardly_ever_polled_for() {
-        let mut spinner = apart(100);
-        polled(&mut spinner, std::iter::repeat_n(150_000, 100_000));
-        assert!(spinner.record.missed <= 10 + 100_000 / u64::from(PAUSE_MAX), "{:?}", spinner.record);
     }
 
     proptest! {

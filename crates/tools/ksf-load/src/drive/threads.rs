@@ -6,7 +6,6 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::drive::clock::{monotonic_ns, unix_seconds};
-use crate::drive::pin::pin_to;
 use crate::drive::plan::{Pace, Plan};
 use crate::drive::protocol::{CountersOf, Protocol};
 use crate::drive::worker::{Shared, Worker};
@@ -94,7 +93,7 @@ fn or_panicked<T>(thread: usize, work: impl FnOnce() -> Result<T, LoadError>) ->
 
 fn prepare(plan: &Plan, thread: usize, cpu: Option<usize>) -> Result<(), LoadError> {
     if let Some(cpu) = cpu {
-        pin_to(cpu).map_err(|error| {
+        ksf::cpus::pin_to(cpu).map_err(|error| {
             LoadError::system(format!("cannot run thread {thread} on CPU {cpu} (see --cpu and --no-pin)"), error)
         })?;
     }

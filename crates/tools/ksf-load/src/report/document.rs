@@ -236,7 +236,7 @@ impl Machine {
         Machine {
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             architecture: uname.machine().to_string_lossy().into_owned(),
-            cpus_allowed: crate::drive::pin::allowed_cpus(),
+            cpus_allowed: ksf::cpus::allowed().unwrap_or_default(),
         }
     }
 }
