@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::opened::{open, seeds};
 use crate::common::Medium;
+use crate::opened::{open, seeds};
 use ksf_store::backup::Backup;
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::format::{Kind, Lsn};

@@ -11,7 +11,6 @@ use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use crate::common::contract::{self, Open, Rows};
-use ksf_mux::Mux;
 use ksf_mux::kcm::{
     AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffer, proc_net_kcm, proc_net_kcm_stats,
 };
