@@ -307,8 +307,9 @@ impl World {
     /// among them.
     fn count_records(&mut self) {
         let flushed = self.store.flushed();
-        // By what counts them: a key, or a cell of it.
-        let mut records: BTreeMap<(Vec<u8>, Option<Vec<u8>>), BTreeSet<(u16, Lsn)>> = BTreeMap::new();
+        /// A key, or a cell of it.
+        type Counted = (Vec<u8>, Option<Vec<u8>>);
+        let mut records: BTreeMap<Counted, BTreeSet<(u16, Lsn)>> = BTreeMap::new();
         let (mut bases, mut cells) = (BTreeMap::new(), BTreeMap::new());
         self.store.index().scan(b"", |entry| {
             bases.insert(entry.key.to_vec(), (entry.origin, entry.older));
