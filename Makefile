@@ -8,6 +8,8 @@ DEST    := $(DESTDIR)$(PREFIX)
 TARGET  := $(or $(CARGO_TARGET_DIR),target)
 RELEASE := $(TARGET)/release
 KSF     := $(RELEASE)/ksf
+# One set of packages for all targets: another set means other features, and cargo builds the dependencies again.
+BUILD   := $(CARGO) build --release --locked -p ksf-cli -p ksf-kcm-preload -p ksf-preload -p libksf -p xtask
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 BASH    := $(DEST)/share/bash-completion/completions
 ZSH     := $(DEST)/share/zsh/site-functions
@@ -20,10 +22,8 @@ UNITS   := $(DEST)/lib/systemd/system
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Run every service on every engine of this machine, show one table; kill and audit a store
-	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ksf-cli
-	@$(CARGO) xtask demo
+demo: build ## Run every service on every engine of this machine, show one table; kill and audit a store
+	@$(RELEASE)/xtask demo
 
 check: ## Check format and lints, run the tests that start no server
 	@scripts/setup.sh test
@@ -39,12 +39,12 @@ soak: ## Run every test and the long ones: all seeds, all mutants, all machines 
 
 bench: ## Measure against the peers, write a report to bench/results
 	@scripts/setup.sh bench
-	$(CARGO) build --release --locked -p ksf-cli -p ksf-preload
-	@$(CARGO) xtask bench
+	$(BUILD)
+	@$(RELEASE)/xtask bench
 
 build:
 	@scripts/setup.sh demo
-	$(CARGO) build --release --locked -p ksf-cli -p libksf -p ksf-kcm-preload -p ksf-preload
+	$(BUILD)
 
 install: build ## Install into PREFIX (/usr/local)
 	install -D -m 755 $(KSF) $(DEST)/bin/ksf
