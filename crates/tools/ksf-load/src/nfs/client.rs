@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use ksf_proto::oncrpc::record::{MARK_BYTES, RecordMark};
+use ksf_proto::oncrpc::{ACCEPTED_HEADER_BYTES, Reply};
+
 use super::call::{Attr, NFS, Procedure, Results, Stable, Wrong, put, put_long, put_mode, put_opaque};
 use super::mix::{Draws, Mix};
 use super::tree::{TARGET, Tree, file_name, in_words, own_name};
 use crate::drive::protocol::{Client, Protocol, Ticket};
 use crate::drive::random::mix;
 use crate::record::{Fault, Sink};
-use crate::rpc::oncrpc::{self, LAST_FRAGMENT, MARK_BYTES, Reply, SysCredential, call_message, judge};
+use crate::rpc::oncrpc::{self, SUCCESS, call_message};
 
 /// What a reply may have beside data: head, verifier, attributes before and after.
 const MORE_BYTES: usize = 1024;
@@ -32,7 +35,7 @@ pub(super) struct Work {
     pub(super) mix: Mix,
     pub(super) io_bytes: usize,
     pub(super) stable: Stable,
-    pub(super) credential: Option<SysCredential>,
+    pub(super) credential: Option<Vec<u8>>,
     pub(super) is_datagram: bool,
     pub(super) seed: u64,
 }
@@ -47,11 +50,7 @@ impl Protocol for Work {
     type Mix = Draws;
 
     fn client(&self, connection: u32) -> NfsClient {
-        let head = |procedure: Procedure| {
-            let (program, version) = NFS;
-            let number = procedure.number();
-            call_message(oncrpc::Procedure { program, version, procedure: number }, self.credential.as_ref())
-        };
+        let head = |procedure: Procedure| call_message(NFS, procedure.number(), self.credential.as_deref());
         NfsClient {
             tree: Arc::clone(&self.tree),
             heads: Procedure::ALL.map(head),
@@ -293,11 +292,10 @@ impl NfsClient {
 
     /// Judges one reply message and settles its call.
     fn take_reply(&self, message: &[u8], sink: &mut Sink<'_, ()>) {
-        match judge(message, true) {
-            Reply::Success { xid } => {
+        match Reply::parse(message) {
+            Ok(Reply { xid, status: SUCCESS, results, .. }) => {
                 let Some(request) = sink.settle(xid) else { return };
                 let procedure = Procedure::ALL[usize::from(request.operation)];
-                let results = oncrpc::results_of(message).unwrap_or_default();
                 match self.check(procedure, request.index, results) {
                     Ok(()) => sink.complete(request),
                     Err(wrong) => {
@@ -310,19 +308,7 @@ impl NfsClient {
                     }
                 }
             }
-            Reply::Refused { xid, status } => {
-                if sink.settle(xid).is_some() {
-                    sink.reject(Fault::Rejected, || format!("call {xid:#x}: {status}"));
-                }
-            }
-            Reply::Malformed { xid, reason } => {
-                let describe = || format!("reply of {} bytes: {reason}", message.len());
-                // The identifier may be as wrong as the rest: only an outstanding one is believed.
-                match xid.and_then(|xid| sink.settle_if_live(xid)) {
-                    Some(_) => sink.reject(Fault::Malformed, describe),
-                    None => sink.fault(Fault::Malformed, describe),
-                }
-            }
+            reply => oncrpc::fail(message, reply, sink),
         }
     }
 
@@ -365,21 +351,21 @@ impl Client for NfsClient {
         self.call[mark_bytes..mark_bytes + 4].copy_from_slice(&ticket.id.to_be_bytes());
         self.put_args(*procedure, ticket.index);
         if !self.is_datagram {
-            let mark = (self.call.len() - MARK_BYTES) as u32 | LAST_FRAGMENT;
-            self.call[..MARK_BYTES].copy_from_slice(&mark.to_be_bytes());
+            let mark = RecordMark { last: true, len: (self.call.len() - MARK_BYTES) as u32 };
+            self.call[..MARK_BYTES].copy_from_slice(&mark.to_bytes());
         }
         &self.call
     }
 
     /// The rest of the reply that has begun, or the mark of the next: what is known of it.
     fn window(&self, held: &[u8]) -> usize {
-        match held.first_chunk::<MARK_BYTES>() {
+        match held.first_chunk() {
             Some(mark) => {
-                let fragment_bytes = (u32::from_be_bytes(*mark) & !LAST_FRAGMENT) as usize;
+                let fragment_bytes = RecordMark::from_bytes(*mark).len as usize;
                 (MARK_BYTES + fragment_bytes).saturating_sub(held.len()).max(1)
             }
             // The least a reply can have is 24 bytes with its mark, so these cannot hold two.
-            None => 24 + MARK_BYTES - held.len(),
+            None => ACCEPTED_HEADER_BYTES + MARK_BYTES - held.len(),
         }
     }
 
@@ -389,19 +375,18 @@ impl Client for NfsClient {
             return bytes.len();
         }
         let mut at = 0;
-        while let Some(mark) = bytes[at..].first_chunk::<MARK_BYTES>() {
-            let mark = u32::from_be_bytes(*mark);
-            let fragment_bytes = (mark & !LAST_FRAGMENT) as usize;
+        while let Some(mark) = bytes[at..].first_chunk() {
+            let RecordMark { last: is_last, len } = RecordMark::from_bytes(*mark);
+            let fragment_bytes = len as usize;
             if self.earlier.len() + fragment_bytes > self.reply_bytes_max() {
                 let most = self.reply_bytes_max();
                 sink.break_off(Fault::Malformed, || {
-                    format!("record mark {mark:#010x}: a reply of more than {most} bytes")
+                    format!("a fragment of {fragment_bytes} bytes: a reply of more than {most} bytes")
                 });
                 return bytes.len();
             }
             let body = at + MARK_BYTES;
             let Some(fragment) = bytes.get(body..body + fragment_bytes) else { break };
-            let is_last = mark & LAST_FRAGMENT != 0;
             if is_last && self.earlier.is_empty() {
                 self.take_reply(fragment, sink);
             } else {

@@ -25,7 +25,7 @@ use crate::options::target::Target;
 use crate::options::{name, number, usage};
 use crate::report::document::say;
 use crate::report::{Io, with_process_io};
-use crate::rpc::oncrpc::Auth;
+use crate::rpc::oncrpc;
 
 pub use self::call::{Procedure, Stable};
 pub use self::mix::Mix;
@@ -129,7 +129,7 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
     };
     let is_datagram = plan.socket.transport.is_datagram();
     let shape = args.shape(is_datagram)?;
-    let credential = Auth::credential(&args.auth)?;
+    let credential = oncrpc::credential(&args.auth)?;
     let place = Place {
         host,
         port,

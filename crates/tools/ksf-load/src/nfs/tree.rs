@@ -5,10 +5,13 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ksf_proto::oncrpc::Reply;
+use ksf_proto::oncrpc::record::{MARK_BYTES, RecordMark};
+
 use super::call::{File, MOUNT, NFS, Procedure, Results, Wrong, put, put_long, put_mode, put_opaque};
 use crate::drive::random::mix;
 use crate::error::LoadError;
-use crate::rpc::oncrpc::{self, LAST_FRAGMENT, MARK_BYTES, Reply, SysCredential, call_message, judge};
+use crate::rpc::oncrpc::{SUCCESS, call_message, in_words as status_in_words};
 
 /// Bytes of a reply, at most: those of calls that are made here.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
@@ -33,7 +36,7 @@ pub(super) struct Place {
     pub(super) port: u16,
     pub(super) mount_port: u16,
     pub(super) path: String,
-    pub(super) credential: Option<SysCredential>,
+    pub(super) credential: Option<Vec<u8>>,
     pub(super) timeout: Duration,
 }
 
@@ -120,22 +123,18 @@ impl<'a> Caller<'a> {
     }
 
     fn try_call(&mut self, procedure: u32, args: &[u8]) -> io::Result<Vec<u8>> {
-        let (program, version) = self.program;
-        let header = oncrpc::Procedure { program, version, procedure };
-        let mut message = call_message(header, self.place.credential.as_ref());
+        let mut message = call_message(self.program, procedure, self.place.credential.as_deref());
         self.xid = self.xid.wrapping_add(1);
         message[..4].copy_from_slice(&self.xid.to_be_bytes());
         message.extend_from_slice(args);
-        let mark = (message.len() as u32 | LAST_FRAGMENT).to_be_bytes();
+        let mark = RecordMark { last: true, len: message.len() as u32 }.to_bytes();
         self.stream.write_all(&[&mark, &message[..]].concat())?;
         let reply = self.read_record()?;
-        match judge(&reply, true) {
-            Reply::Success { xid } if xid == self.xid => {}
-            Reply::Success { .. } => return Err(io::Error::other("the reply is that of another call")),
-            Reply::Refused { status, .. } => return Err(io::Error::other(status)),
-            Reply::Malformed { reason, .. } => return Err(io::Error::other(reason)),
-        }
-        let results = oncrpc::results_of(&reply).unwrap_or_default();
+        let results = match Reply::parse(&reply).map_err(io::Error::other)? {
+            Reply { xid, status: SUCCESS, results, .. } if xid == self.xid => results,
+            Reply { status: SUCCESS, .. } => return Err(io::Error::other("the reply is that of another call")),
+            Reply { status, .. } => return Err(io::Error::other(status_in_words(status))),
+        };
         match Results::new(results).word().map_err(told)? {
             0 => Ok(results[4..].to_vec()),
             status => Err(told(Wrong::Status(status))),
@@ -147,14 +146,14 @@ impl<'a> Caller<'a> {
         loop {
             let mut mark = [0; MARK_BYTES];
             self.stream.read_exact(&mut mark)?;
-            let mark = u32::from_be_bytes(mark);
-            let (count, begin) = ((mark & !LAST_FRAGMENT) as usize, record.len());
+            let RecordMark { last, len } = RecordMark::from_bytes(mark);
+            let (count, begin) = (len as usize, record.len());
             if begin + count > REPLY_BYTES_MAX {
                 return Err(io::Error::other("a reply of more than 64 KiB"));
             }
             record.resize(begin + count, 0);
             self.stream.read_exact(&mut record[begin..])?;
-            if mark & LAST_FRAGMENT != 0 {
+            if last {
                 return Ok(record);
             }
         }

@@ -1,8 +1,11 @@
 //! NULL calls as a [`Client`]: record-marked on a stream, bare in datagrams.
 
+use ksf_proto::oncrpc::record::{MARK_BYTES, RecordMark, put_fragments};
+use ksf_proto::oncrpc::{ACCEPTED_HEADER_BYTES, Reply};
+
 use crate::drive::protocol::{Client, Protocol, Ticket, Uniform};
 use crate::record::{Fault, Sink};
-use crate::rpc::oncrpc::{LAST_FRAGMENT, MARK_BYTES, Reply, SUCCESS_BYTES, judge};
+use crate::rpc::oncrpc::{self, SUCCESS};
 
 /// The longest reply that is read. A NULL reply with the largest verifier has 424 bytes; the rest is slack for
 /// other procedures.
@@ -24,14 +27,9 @@ impl CallTemplate {
 
     /// For streams: one fragment, or three (first byte, middle, last byte) as `-f` asks.
     pub(crate) fn marked(message: &[u8], in_three: bool) -> CallTemplate {
-        let last = message.len() - 1;
-        let cuts = if in_three { vec![&message[..1], &message[1..last], &message[last..]] } else { vec![message] };
+        let ahead = if in_three { vec![1, message.len() - 2] } else { Vec::new() };
         let mut bytes = Vec::new();
-        for (at, fragment) in cuts.iter().enumerate() {
-            let last_bit = if at + 1 == cuts.len() { LAST_FRAGMENT } else { 0 };
-            bytes.extend_from_slice(&(fragment.len() as u32 | last_bit).to_be_bytes());
-            bytes.extend_from_slice(fragment);
-        }
+        put_fragments(&mut bytes, message, ahead);
         let xid_at = match in_three {
             // mark, byte 0, mark, bytes 1 to 3
             true => [4, 9, 10, 11],
@@ -80,13 +78,8 @@ impl RpcStream {
 
 /// The record mark in front of `bytes`, if it is here.
 #[inline]
-fn mark_of(bytes: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(*bytes.first_chunk::<MARK_BYTES>()?))
-}
-
-#[inline]
-fn fragment_len(mark: u32) -> usize {
-    (mark & !LAST_FRAGMENT) as usize
+fn mark_of(bytes: &[u8]) -> Option<RecordMark> {
+    bytes.first_chunk().map(|mark| RecordMark::from_bytes(*mark))
 }
 
 impl Client for RpcStream {
@@ -104,9 +97,9 @@ impl Client for RpcStream {
             (None, ReadMethod::MarkThenBody) => MARK_BYTES,
             // The mark is not known yet. The least a reply can have is 24 bytes with its mark (AUTH_ERROR), so
             // these 32 bytes cannot hold two.
-            (None, ReadMethod::MarkAhead) => MARK_BYTES + SUCCESS_BYTES + MARK_BYTES,
-            (Some(mark), ReadMethod::MarkThenBody) => MARK_BYTES + fragment_len(mark),
-            (Some(mark), ReadMethod::MarkAhead) => MARK_BYTES + fragment_len(mark) + MARK_BYTES,
+            (None, ReadMethod::MarkAhead) => MARK_BYTES + ACCEPTED_HEADER_BYTES + MARK_BYTES,
+            (Some(mark), ReadMethod::MarkThenBody) => MARK_BYTES + mark.len as usize,
+            (Some(mark), ReadMethod::MarkAhead) => MARK_BYTES + mark.len as usize + MARK_BYTES,
         };
         wanted - held.len()
     }
@@ -115,21 +108,20 @@ impl Client for RpcStream {
     fn read(&mut self, bytes: &[u8], sink: &mut Sink<'_, ()>) -> usize {
         let mut at = 0;
         while let Some(mark) = mark_of(&bytes[at..]) {
-            let fragment_bytes = fragment_len(mark);
+            let fragment_bytes = mark.len as usize;
             if self.earlier.len() + fragment_bytes > REPLY_BYTES_MAX {
                 sink.break_off(Fault::Malformed, || {
-                    format!("record mark {mark:#010x}: a reply of more than {REPLY_BYTES_MAX} bytes")
+                    format!("a fragment of {fragment_bytes} bytes: a reply of more than {REPLY_BYTES_MAX} bytes")
                 });
                 return bytes.len();
             }
             let body = at + MARK_BYTES;
             let Some(fragment) = bytes.get(body..body + fragment_bytes) else { break };
-            let is_last = mark & LAST_FRAGMENT != 0;
-            if is_last && self.earlier.is_empty() {
+            if mark.last && self.earlier.is_empty() {
                 take_reply(fragment, self.results, sink);
             } else {
                 self.earlier.extend_from_slice(fragment);
-                if is_last {
+                if mark.last {
                     take_reply(&self.earlier, self.results, sink);
                     self.earlier.clear();
                 }
@@ -166,25 +158,16 @@ impl Client for RpcDatagram {
 /// Judges one reply message and settles its call.
 #[inline]
 fn take_reply(message: &[u8], results: bool, sink: &mut Sink<'_, ()>) {
-    match judge(message, results) {
-        Reply::Success { xid } => {
+    match Reply::parse(message) {
+        Ok(Reply { xid, status: SUCCESS, results: behind, .. }) if results || behind.is_empty() => {
             if let Some(request) = sink.settle(xid) {
                 sink.complete(request);
             }
         }
-        Reply::Refused { xid, status } => {
-            if sink.settle(xid).is_some() {
-                sink.reject(Fault::Rejected, || format!("call {xid:#x}: {status}"));
-            }
+        Ok(Reply { status: SUCCESS, results, .. }) => {
+            oncrpc::malformed(message, &format_args!("{} bytes too many at the end", results.len()), sink);
         }
-        Reply::Malformed { xid, reason } => {
-            let describe = || format!("reply of {} bytes: {reason}", message.len());
-            // The identifier may be as wrong as the rest: only an outstanding one is believed.
-            match xid.and_then(|xid| sink.settle_if_live(xid)) {
-                Some(_) => sink.reject(Fault::Malformed, describe),
-                None => sink.fault(Fault::Malformed, describe),
-            }
-        }
+        reply => oncrpc::fail(message, reply, sink),
     }
 }
 
@@ -204,12 +187,12 @@ pub(crate) fn datagrams(call: CallTemplate, results: bool) -> impl Protocol<Clie
 mod tests {
     use super::*;
     use crate::drive::protocol::tests::Bench;
-    use crate::rpc::oncrpc::{Procedure, call_message};
+    use crate::rpc::oncrpc::call_message;
     use ksf_test::rpc;
     use proptest::prelude::*;
 
     fn call() -> Vec<u8> {
-        call_message(Procedure { program: 100_003, version: 3, procedure: 0 }, None)
+        call_message((100_003, 3), 0, None)
     }
 
     fn success(xid: u32) -> Vec<u8> {
@@ -251,10 +234,10 @@ mod tests {
         let mut message = Vec::new();
         let mut rest = &bytes[..];
         let mut fragments = Vec::new();
-        while let Some((mark, tail)) = rest.split_first_chunk::<4>() {
-            let mark = u32::from_be_bytes(*mark);
-            let len = fragment_len(mark);
-            fragments.push((len, mark & LAST_FRAGMENT != 0));
+        while let Some((mark, tail)) = rest.split_first_chunk() {
+            let RecordMark { last, len } = RecordMark::from_bytes(*mark);
+            let len = len as usize;
+            fragments.push((len, last));
             message.extend_from_slice(&tail[..len]);
             rest = &tail[len..];
         }

@@ -14,7 +14,7 @@ use crate::options::{number, usage};
 use crate::report::{Io, with_process_io};
 
 use self::client::{CallTemplate, ReadMethod, datagrams, streams};
-use self::oncrpc::{Auth, Procedure, call_message};
+use self::oncrpc::call_message;
 
 const TOOL: ToolDefaults = ToolDefaults { name: "rpctest", port: 62049, iterations: 99, nice: -20 };
 
@@ -60,21 +60,17 @@ pub fn run(args: RpctestArgs) -> Result<CallReport, LoadError> {
 /// Runs rpctest with the given output.
 pub fn run_with(args: &RpctestArgs, io: &mut Io<'_>) -> Result<CallReport, LoadError> {
     let plan = args.common.plan(&TOOL)?;
-    let credential = Auth::credential(&args.auth)?;
-    let procedure = Procedure {
-        program: args.program as u32,
-        version: args.program_version as u32,
-        procedure: args.procedure as u32,
-    };
+    let credential = oncrpc::credential(&args.auth)?;
     // NULL returns nothing; of other procedures only the status is judged.
-    let results = procedure.procedure != 0;
-    let call = call_message(procedure, credential.as_ref());
+    let results = args.procedure != 0;
+    let program = (args.program as u32, args.program_version as u32);
+    let call = call_message(program, args.procedure as u32, credential.as_deref());
     let message = [
         ("auth", if credential.is_some() { "sys" } else { "none" }.to_owned()),
         ("fragments", if args.fragments { "3" } else { "1" }.to_owned()),
-        ("program", procedure.program.to_string()),
-        ("program_version", procedure.version.to_string()),
-        ("procedure", procedure.procedure.to_string()),
+        ("program", args.program.to_string()),
+        ("program_version", args.program_version.to_string()),
+        ("procedure", args.procedure.to_string()),
     ];
     if plan.socket.transport.is_datagram() {
         if args.fragments {
