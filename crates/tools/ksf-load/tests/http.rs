@@ -453,7 +453,7 @@ fn a_run_that_would_use_up_the_ports_is_refused_and_its_failures_are_told() {
     set_sysctl("tcp_tw_reuse", "0");
     let refused = run_http(&format!("http://{server}/ -c 50 -n 1 --close client"));
     assert_eq!(refused.code, 69);
-    for part in ["51 ports", "there are 10 ports", "60s", "--close server", "--force"] {
+    for part in ["51 ports", "there are 10 ports", "60 s", "--close server", "--force"] {
         assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
     }
     let forced = run_http(&format!("http://{server}/ -c 50 -n 1 --close client --force"));
@@ -476,7 +476,6 @@ fn a_run_that_would_use_up_the_ports_is_refused_and_its_failures_are_told() {
     // With a closed loop of unknown speed nobody can tell before: it warns.
     let unknown = run_http(&format!("http://{server}/ -n 1 --close client --duration 1ms --source 127.0.0.3"));
     assert!(unknown.warns("ports"), "{}", unknown.stderr);
-    assert_eq!(unknown.report().ports.sustained_per_s, Some(0.167));
 }
 
 #[test]

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use self::kernel_counters::{KernelCounters, time_wait};
 use self::plan::HttpPlan;
-use self::ports::{Allowance, Forecast};
+use self::ports::Forecast;
 use self::report::{HttpReport, Measured};
 use self::response::Expected;
 use self::server_cpu::Watch;
@@ -190,7 +190,7 @@ pub fn run(args: LoadHttpArgs) -> Result<HttpReport, LoadError> {
 pub fn run_with(args: &LoadHttpArgs, io: &mut Io<'_>) -> Result<HttpReport, LoadError> {
     let mut plan = args.plan()?;
     let (routes, exchange) = plan.resolve()?;
-    let forecast = Forecast::of(&plan, &routes, Allowance::here(&routes));
+    let forecast = Forecast::of(&plan, &routes);
     let mut early: Vec<_> = forecast.judge(plan.args.force)?.into_iter().collect();
     raise_descriptors(plan.drive.connections as u64)?;
     early.extend(warn::shared_cpus(&plan.drive));

@@ -52,12 +52,8 @@ pub struct PortsReport {
     pub per_pair: u64,
     /// Pairs of a source and a destination.
     pub pairs: u64,
-    /// What the run needs at a time, TIME_WAIT included; `null` where that depends on the server's speed.
+    /// Connections at a time plus those that this side closes; `null` where that depends on the server's speed.
     pub needed: Option<u64>,
-    /// How long a port that this side closed first cannot be used again.
-    pub time_wait_s: f64,
-    /// Connections per second that can go on for ever; `null` for no limit.
-    pub sustained_per_s: Option<f64>,
     /// Connections of this network namespace in TIME_WAIT before the run; `null` if not known.
     pub time_wait_before: Option<u64>,
     /// The same after it.
@@ -212,11 +208,9 @@ pub(crate) fn of(
         config: plan.args.clone(),
         request_bytes: exchange.request_bytes() as u64,
         ports: PortsReport {
-            per_pair: forecast.allowance.ports,
+            per_pair: forecast.per_pair,
             pairs: forecast.pairs,
             needed: forecast.needed,
-            time_wait_s: forecast.allowance.time_wait.as_secs_f64(),
-            sustained_per_s: forecast.sustained_per_s().map(milli),
             time_wait_before: measured.time_wait_before,
             time_wait_after: measured.time_wait_after,
         },
