@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use ksf::cpus::CpuSet;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 use rustix::process::Pid;
 
 /// The kernel's unit of CPU time in /proc, 1/100 s on every Linux (USER_HZ).
@@ -66,16 +67,12 @@ impl Switches {
 impl Spent {
     /// Reads all at about the same moment.
     pub(crate) fn read(pid: u32) -> Result<Spent> {
-        let of_process =
-            fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("no CPU time of process {pid}"))?;
-        let of_self = fs::read_to_string("/proc/self/stat")?;
         let of_machine = fs::read_to_string("/proc/stat")?;
         let interrupts = fs::read_to_string("/proc/interrupts")?;
         let number = |key, field| stat_number(&of_machine, key, field);
-        // proc_pid_stat(5): utime, stime, and those of waited-for children, cutime and cstime.
         Ok(Spent {
-            process: sum_fields(&of_process, 14..=15)?,
-            clients: sum_fields(&of_self, 14..=17)?,
+            process: process_time(pid)?,
+            clients: used_by(UsageWho::RUSAGE_SELF)? + used_by(UsageWho::RUSAGE_CHILDREN)?,
             machine: machine_busy(&of_machine)?,
             events: Events {
                 switches: number("ctxt", 1)?,
@@ -114,9 +111,15 @@ impl Spent {
 
 /// User and system time of a process, all threads, to the nanosecond: /proc has it in hundredths of a second only.
 pub(crate) fn process_time(pid: u32) -> Result<Duration> {
-    let process = nix::unistd::Pid::from_raw(pid.try_into().context("no such process")?);
-    let clock = nix::time::clock_getcpuclockid(process).with_context(|| format!("no clock of process {pid}"))?;
-    Ok(clock.now().with_context(|| format!("no CPU time of process {pid}"))?.into())
+    let ns = ksf_load::process_cpu_ns(pid).with_context(|| format!("no CPU time of process {pid}"))?;
+    Ok(Duration::from_nanos(ns))
+}
+
+/// User and system time of this process, or of its children that were waited for.
+fn used_by(who: UsageWho) -> Result<Duration> {
+    let usage = getrusage(who).context("no usage")?;
+    let time = |time: TimeVal| Duration::new(time.tv_sec() as u64, time.tv_usec() as u32 * 1000);
+    Ok(time(usage.user_time()) + time(usage.system_time()))
 }
 
 /// Private memory of a process that is not backed by files, in bytes: stacks, heap, pools.
@@ -133,19 +136,6 @@ pub(crate) fn allowed_to(thread: u32) -> Result<Vec<usize>> {
     let pid = i32::try_from(thread).ok().and_then(Pid::from_raw).context("no such thread")?;
     let cpus = CpuSet::of_thread(Some(pid)).with_context(|| format!("no CPUs of thread {thread}"))?;
     Ok(cpus.iter().collect())
-}
-
-/// Adds fields of /proc/PID/stat, counted from 1 as the manual page does.
-fn sum_fields(stat: &str, fields: std::ops::RangeInclusive<usize>) -> Result<Duration> {
-    // The second field is the program's name in parentheses, which may itself hold any of them.
-    let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a name")?;
-    let rest: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let mut total = 0;
-    for field in fields {
-        let text = rest.get(field - 3).context("/proc/PID/stat is too short")?;
-        total += text.parse::<u64>().with_context(|| format!("/proc/PID/stat has '{text}'"))?;
-    }
-    Ok(ticks(total))
 }
 
 /// Busy time in the first line of /proc/stat: user nice system idle iowait irq softirq steal.
@@ -187,14 +177,6 @@ fn ticks(count: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fields_are_found_after_an_odd_name() {
-        let stat = "7 (a) b (c)) S 1 7 7 0 -1 0 1 2 3 4 150 25 10 5 20 0";
-        assert_eq!(sum_fields(stat, 14..=15).unwrap(), Duration::from_millis(1750));
-        assert_eq!(sum_fields(stat, 16..=17).unwrap(), Duration::from_millis(150));
-        assert!(sum_fields("7 (short) S 1", 14..=15).is_err());
-    }
 
     #[test]
     fn idle_iowait_and_steal_are_not_busy() {

@@ -34,6 +34,7 @@ pub mod work;
 pub use drive::connection::CloseBy;
 pub use drive::schedule::Arrival;
 pub use drive::spin::ClientSpin;
+pub use drive::sys::process_cpu_ns;
 pub use error::{LoadError, exit_code_of_parse};
 pub use options::{CpuArgs, OutputArgs, PaceArgs, numbers};
 pub use report::Io;

@@ -27,7 +27,7 @@ pub(crate) fn bind_address_no_port(socket: impl AsFd) -> io::Result<()> {
 
 /// Nanoseconds of user and system time of a process, threads that have ended included; `None` if there is no such
 /// process. Reaped children are not included.
-pub(crate) fn process_cpu_ns(pid: u32) -> Option<u64> {
+pub fn process_cpu_ns(pid: u32) -> Option<u64> {
     /// CPUCLOCK_SCHED of include/linux/posix-timers_types.h: precise to the nanosecond.
     const SCHED: libc::clockid_t = 2;
     // The clock of another process, as clock_getcpuclockid(3) makes it.
