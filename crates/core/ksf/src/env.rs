@@ -106,8 +106,9 @@ impl Env {
         })
     }
 
-    pub(crate) fn is_blocking_full(&self) -> bool {
-        self.tasks.as_ref().is_some_and(|tasks| tasks.is_blocking_full())
+    /// True while the queue of the threads for tasks is full.
+    pub(crate) fn is_tasks_full(&self) -> bool {
+        self.tasks.as_ref().is_some_and(|tasks| tasks.is_full())
     }
 
     /// Answers a deferred message of this shard in this turn.

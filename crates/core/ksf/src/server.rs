@@ -22,7 +22,7 @@ use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
 use crate::shard_service::ShardService;
 use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
-use crate::tasks::{BLOCKING, TaskOptions, TaskPool};
+use crate::tasks::{TaskOptions, TaskPool};
 
 /// Size of a receive slot: the largest UDP datagram (65,507 bytes) fits. Effect of larger ones: fewer
 /// completions under load; price: address space, and memory only as far as it was received into.
@@ -44,7 +44,6 @@ pub struct Builder {
     cpus: Option<CpuSet>,
     limits: Limits,
     tasks: TaskOptions,
-    blocking: TaskOptions,
     slot_bytes: u32,
     slots: u32,
     short_slots: u32,
@@ -89,16 +88,9 @@ impl Builder {
         self
     }
 
-    /// The thread pool for short tasks.
+    /// The threads for tasks that block ([`Reply::block`](crate::Reply::block)).
     pub fn tasks(mut self, tasks: TaskOptions) -> Self {
         self.tasks = tasks;
-        self
-    }
-
-    /// The threads for tasks that block ([`Reply::block`](crate::Reply::block)); [`tasks::BLOCKING`](crate::tasks::BLOCKING)
-    /// unless said otherwise.
-    pub fn blocking(mut self, blocking: TaskOptions) -> Self {
-        self.blocking = blocking;
         self
     }
 
@@ -186,7 +178,7 @@ impl Builder {
     /// Opens every listener and starts the shards. When this returns, connections are accepted.
     pub fn start(self) -> Result<Server, Error> {
         let cpus = cpus::choose(self.cpus.as_ref())?;
-        let tasks = Arc::new(TaskPool::with_blocking(&cpus, self.tasks, self.blocking));
+        let tasks = Arc::new(TaskPool::new(self.tasks));
         let mut infos = Vec::new();
         let mut unlinks = Vec::new();
         let mut services = Vec::new();
@@ -342,7 +334,6 @@ impl Server {
             cpus: None,
             limits: Limits::default(),
             tasks: TaskOptions::default(),
-            blocking: BLOCKING,
             slot_bytes: SLOT_BYTES,
             slots: SLOTS,
             short_slots: SHORT_SLOTS,

@@ -102,10 +102,6 @@ counters! {
     datagrams_refused_tasks,
     /// Datagrams whose deferred reply was dropped without an answer.
     datagrams_abandoned,
-    /// Tasks that came back to their service because the queue of the thread pool was full.
-    tasks_refused,
-    /// Tasks that went to the threads that may block because the queue of the thread pool was full.
-    tasks_overflowed,
     /// Tasks that panicked; their connection was closed.
     tasks_panicked,
     /// Threads for tasks that the system refused to start; where there was no other one, the tasks wait until it does.

@@ -13,7 +13,7 @@ use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
 use ksf::{CloseReason, Message, Order, Peer, Refused, Reply, Server, Service};
 
-/// Passes each line to a backend. An answer of the backend that begins with `offload` is given to the client by a task of
+/// Passes each line to a backend. An answer of the backend that begins with `block` is given to the client by a task of
 /// the pool, another one by the test. What is refused gets its last words from a task.
 struct Asks {
     order: Order,
@@ -53,15 +53,15 @@ impl Service for Asks {
         let Upstream::Received(answer) = event else { return };
         reply.hang_up(false);
         let answer = answer.to_vec();
-        if answer.starts_with(b"offload") {
-            assert!(reply.offload(answer.len(), |deferred| deferred.reply(answer)).is_ok());
+        if answer.starts_with(b"block") {
+            reply.block(answer.len(), |deferred| deferred.reply(answer));
         } else {
             self.later.lock().unwrap().send((reply.defer(), answer)).unwrap();
         }
     }
 
     fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
-        assert!(reply.offload(8, |deferred| deferred.reply(b"too long".to_vec())).is_ok());
+        reply.block(8, |deferred| deferred.reply(b"too long".to_vec()));
     }
 }
 
@@ -102,8 +102,8 @@ fn an_answer_out_of_an_exchange_may_come_later_and_from_any_thread() {
             let (deferred, answer) = served.later.recv_timeout(PATIENCE).unwrap();
             // It is waited for, also by a client that says no more.
             client.shutdown(Shutdown::Write).unwrap();
-            let mut other = served.ask(b"offload me");
-            expect(&mut other, b"offload me\n");
+            let mut other = served.ask(b"block me");
+            expect(&mut other, b"block me\n");
             std::thread::spawn(move || deferred.reply(answer)).join().unwrap();
             expect(&mut client, b"later\n");
             expect_end(&mut client);
@@ -121,15 +121,15 @@ fn a_client_has_no_more_answers_outstanding_out_of_exchanges_than_it_may() {
             let served = Served::new(engine, order, Limits { deferred_max: 1, ..Limits::default() });
             let mut client = served.ask(b"later");
             let (deferred, answer) = served.later.recv_timeout(PATIENCE).unwrap();
-            client.write_all(b"offload this\n").unwrap();
+            client.write_all(b"block this\n").unwrap();
             // The shard took several turns for others, and no message of this client.
-            (0..5).for_each(|_| expect(&mut served.ask(b"offload me"), b"offload me\n"));
+            (0..5).for_each(|_| expect(&mut served.ask(b"block me"), b"block me\n"));
             assert_eq!(count(&served.server, "messages"), 1 + 5, "{engine}, {order:?}");
             deferred.reply(answer);
             expect(&mut client, b"later\n");
             let (mut exchange, _) = served.backend.accept().unwrap();
-            exchange.write_all(b"offload this").unwrap();
-            expect(&mut client, b"offload this\n");
+            exchange.write_all(b"block this").unwrap();
+            expect(&mut client, b"block this\n");
         }
     }
 }

@@ -42,8 +42,8 @@ impl Service for Counting {
         let body = message.bytes().to_vec();
         if !number.is_multiple_of(3) {
             reply.bytes(&body);
-        } else if reply.offload(body.len(), move |deferred| deferred.reply(body)).is_err() {
-            reply.bytes(message.bytes());
+        } else {
+            reply.block(body.len(), move |deferred| deferred.reply(body));
         }
     }
 }
@@ -348,7 +348,7 @@ impl Service for Stuck {
             let_go.recv().unwrap_err();
             deferred.reply(b"nobody is left to hear this".to_vec());
         };
-        assert!(reply.offload(0, task).is_ok());
+        reply.block(0, task);
     }
 }
 

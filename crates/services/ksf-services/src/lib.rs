@@ -2,7 +2,7 @@
 //!
 //! * [`echo`]: bytes or messages come back as they are;
 //! * [`rpc`]: ONC RPC, a table of programs that others extend;
-//! * [`work`]: answers from the thread pool, for tests and measurements.
+//! * [`work`]: answers from other threads, for tests and measurements.
 //!
 //! A service holds no socket. It is handed to a [`ksf`] server, or driven by a
 //! test through [`ksf::connection::Connection`].

@@ -1,9 +1,9 @@
 //! Work: a service whose messages say how much they cost.
 //!
 //! It is there to show and to measure what happens when messages take time:
-//! answers come later, from other threads, in another order. On shards the
-//! core-affine thread pool sleeps or computes, or, while the pool's queue is full, a thread that may block; behind a multiplexor the worker
-//! that has the message does.
+//! answers come later, from other threads, in another order. On shards a thread
+//! that may block sleeps or computes; behind a multiplexor the worker that has
+//! the message does.
 //!
 //! ```text
 //! request: length (4) | how (4) | microseconds (4) | payload ...
@@ -104,8 +104,7 @@ impl Service for Work {
             put_reply(&mut body, STATUS_DONE, &kept);
             deferred.reply(body);
         };
-        // A full queue is no answer: threads that refuse no task take this one, and when they have enough reading stops.
-        reply.offload_or_block(reply_bytes, task);
+        reply.block(reply_bytes, task);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

@@ -75,13 +75,12 @@ impl Program for Sample {
                 }),
                 Credential::None => reply.error(ProcError::Auth(AuthStat::TOOWEAK)),
             },
-            4..=6 => {
+            5 | 6 => {
                 let Ok(bytes) = XdrReader::new(call.args).u32() else { return reply.error(ProcError::GarbageArgs) };
                 let later = move |deferred: RpcDeferred| {
                     deferred.results_with(|out| out.put_u32(bytes), data(bytes));
                 };
                 match call.procedure {
-                    4 => reply.offload(bytes as usize, later),
                     5 => reply.results_with(|out| out.put_u32(bytes), data(bytes)),
                     _ => reply.block(bytes as usize, later),
                 }
@@ -205,29 +204,23 @@ fn data_leaves_from_where_it_lies_and_is_padded() {
     let mut wire = Wire::new(&service());
     for bytes in [0, 1, 2, 3, 4, 2047, 2048, 2049, 100_001] {
         assert_eq!(wire.feed(&call(5, &[bytes])), with_data(bytes), "{bytes} bytes at once");
-        for later in [4, 6] {
-            assert_eq!(wire.feed(&call(later, &[bytes])), b"");
-            assert_eq!(wire.deliver(), with_data(bytes), "{bytes} bytes later");
-        }
+        assert_eq!(wire.feed(&call(6, &[bytes])), b"");
+        assert_eq!(wire.deliver(), with_data(bytes), "{bytes} bytes later");
     }
 }
 
-/// Whether the pool has room, is full, or is not there.
+/// With threads for tasks, and without.
 #[test]
 fn results_are_taken_off_the_budget_before_the_work_begins() {
     let limits = Limits { connection_bytes_max: 100_000, ..Limits::default() };
-    let cpus = ksf::cpus::allowed().unwrap();
-    let pool = |queue_max| TaskPool::new(&cpus[..1], TaskOptions { queue_max, ..TaskOptions::default() });
-    for tasks in [None, Some(pool(0)), Some(pool(1024))] {
+    for tasks in [None, Some(TaskPool::new(TaskOptions::default()))] {
         let tasks = tasks.map(Arc::new);
-        for (procedure, bytes, reads_on) in
-            [(4, 90_000, true), (4, 100_000, false), (6, 90_000, true), (6, 100_000, false)]
-        {
+        for (bytes, reads_on) in [(90_000, true), (100_000, false)] {
             let mut wire = Wire::with_limits(&service(), limits.clone());
             wire.set_tasks(tasks.clone());
-            assert_eq!(wire.feed(&call(procedure, &[bytes])), b"");
+            assert_eq!(wire.feed(&call(6, &[bytes])), b"");
             // However fast the answer comes: it is delivered only when the test asks for it.
-            assert_eq!(wire.wants_bytes(), reads_on, "{bytes} bytes of procedure {procedure}, {tasks:?}");
+            assert_eq!(wire.wants_bytes(), reads_on, "{bytes} bytes, {tasks:?}");
         }
     }
 }

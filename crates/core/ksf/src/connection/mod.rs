@@ -585,7 +585,7 @@ impl<S: ShardService> Connection<S> {
         owed_bytes > limits.out_queue_bytes_max && self.queued_bytes() > limits.out_queue_bytes_max
             || self.output.len() + self.sending_bytes > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
-            || self.blocks && self.deferred > 0 && env.is_blocking_full()
+            || self.blocks && self.deferred > 0 && env.is_tasks_full()
             || self.on.waits_for_files(env)
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0

@@ -294,49 +294,6 @@ impl Reply<'_> {
         Deferred::new(self.env, target)
     }
 
-    /// Runs `task` on the shard's thread pool, which answers through the [`Deferred`] it is given, with up to
-    /// `reply_bytes` bytes ([`Reply::defer_for`]). When the pool's queue is full the task comes back, is counted as refused,
-    /// and the service decides: to refuse the message, for instance, or to do the work here.
-    /// [`Reply::offload_or_block`] has the task run all the same.
-    ///
-    /// # Errors
-    ///
-    /// The task, if the queue is full or there is no thread pool.
-    pub fn offload<T>(&mut self, reply_bytes: usize, task: T) -> Result<(), T>
-    where
-        T: FnOnce(Deferred) + Send + 'static,
-    {
-        let given = self.try_offload(reply_bytes, task);
-        if given.is_err() && self.env.tasks.is_some() {
-            self.env.stats.tasks_refused.add(1);
-        }
-        given
-    }
-
-    fn try_offload<T>(&mut self, reply_bytes: usize, task: T) -> Result<(), T>
-    where
-        T: FnOnce(Deferred) + Send + 'static,
-    {
-        let Some(tasks) = self.env.tasks.clone() else { return Err(task) };
-        let Some(room) = tasks.reserve(self.env.shard) else { return Err(task) };
-        let deferred = self.defer_for(reply_bytes);
-        room.submit(Task::new(move || task(deferred)));
-        Ok(())
-    }
-
-    /// Runs `task` as [`Reply::offload`] does, or as [`Reply::block`] does while the pool's queue is full, which is counted
-    /// as overflowed: for short work whose message must not be refused.
-    pub fn offload_or_block<T>(&mut self, reply_bytes: usize, task: T)
-    where
-        T: FnOnce(Deferred) + Send + 'static,
-    {
-        let has_pool = self.env.tasks.is_some();
-        let Err(task) = self.try_offload(reply_bytes, task) else { return };
-        if self.try_block(reply_bytes, task) && has_pool {
-            self.env.stats.tasks_overflowed.add(1);
-        }
-    }
-
     /// Runs `task` on a thread that may block, in a file system for instance, and that is bound to no CPU. The task
     /// answers through the [`Deferred`] it is given, with up to `reply_bytes` bytes ([`Reply::defer_for`]).
     ///
@@ -348,26 +305,15 @@ impl Reply<'_> {
     where
         T: FnOnce(Deferred) + Send + 'static,
     {
-        self.try_block(reply_bytes, task);
-    }
-
-    /// False: the message was a datagram, and is dropped.
-    fn try_block<T>(&mut self, reply_bytes: usize, task: T) -> bool
-    where
-        T: FnOnce(Deferred) + Send + 'static,
-    {
         let Some(tasks) = self.env.tasks.clone() else {
-            task(self.defer_for(reply_bytes));
-            return true;
+            return task(self.defer_for(reply_bytes));
         };
-        if matches!(self.target, Target::Datagram { .. }) && tasks.is_blocking_full() {
-            self.env.stats.datagrams_refused_tasks.add(1);
-            return false;
+        if matches!(self.target, Target::Datagram { .. }) && tasks.is_full() {
+            return self.env.stats.datagrams_refused_tasks.add(1);
         }
         let deferred = self.defer_for(reply_bytes);
         self.blocks = true;
         tasks.block(Task::new(move || task(deferred)));
-        true
     }
 
     /// Closes the connection after the replies to this message and to those before it, deferred ones included.

@@ -16,7 +16,7 @@ pub(super) const NEVER: Time = Time(u64::MAX);
 /// Time to the next look at a connection whose deadline stays in the past although it was looked at: none should.
 const AGAIN_MS: u64 = 250;
 
-/// Time to the next try to start threads for tasks, after the system had none.
+/// Time to the next try to start a thread for tasks, after the system had none.
 const THREADS_AGAIN_MS: u64 = 50;
 
 impl<E: Engine> Shard<E> {
@@ -64,7 +64,7 @@ impl<E: Engine> Shard<E> {
     pub(super) fn tick(&mut self) {
         let now = self.env.now;
         if let Some(tasks) = self.env.tasks.as_ref().filter(|tasks| tasks.lacks_thread()) {
-            tasks.try_start_threads();
+            tasks.try_start_thread();
         }
         // Their turn end is that of the next turn, which does not wait then.
         for number in self.env.take_due_wakes() {

@@ -27,7 +27,7 @@ pub trait Program: Send + Sync + 'static {
     fn versions(&self) -> RangeInclusive<u32>;
 
     /// Answers a call to one of the versions: at once ([`RpcReply::results`],
-    /// [`RpcReply::error`]) or later ([`RpcReply::defer`], [`RpcReply::offload`]).
+    /// [`RpcReply::error`]) or later ([`RpcReply::defer`], [`RpcReply::block`]).
     ///
     /// Each of them takes the reply and gives an [`Answered`] for it, so that a
     /// program can neither forget to answer nor answer twice.

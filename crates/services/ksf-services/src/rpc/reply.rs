@@ -154,19 +154,6 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         }
     }
 
-    /// Answers from the thread pool of this core, with up to `result_bytes` bytes
-    /// of results: for short work. If its queue is full, the task goes to the
-    /// threads of [`RpcReply::block`], so that no client ever takes a full queue
-    /// for the answer: [`Reply::offload_or_block`].
-    pub fn offload<F>(self, result_bytes: usize, task: F) -> Answered
-    where
-        F: FnOnce(RpcDeferred) + Send + 'static,
-    {
-        let origin = Origin::of(&self);
-        self.reply.offload_or_block(result_bytes, move |deferred| task(origin.deferred(deferred)));
-        Answered(())
-    }
-
     /// Answers from a thread that may block, in a file system for instance, with
     /// up to `result_bytes` bytes of results: [`Reply::block`].
     pub fn block<F>(self, result_bytes: usize, task: F) -> Answered

@@ -7,7 +7,7 @@ use ksf::tasks::TaskOptions;
 
 use crate::serve::limits::settings;
 
-/// Resources of each shard of a service.
+/// Resources of a service: slots for each shard, and threads for tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resources {
     slots: u32,
@@ -41,10 +41,10 @@ settings! {
     /// Slots of 2 KiB per shard, to keep short messages in; 0: they are kept in the slots they were received into
     /// [default: 4096]
     short_slots: u32, "N", 0..=16_777_216;
-    /// Threads per shard for tasks of a service; 0: none, every task is refused [default: 8]
-    task_threads_max: usize, "N", 0..=1024;
-    /// Tasks that may wait per shard; further ones are refused, and the service decides [default: 1024]
-    task_queue_max: usize, "N", 0..=usize::MAX;
+    /// Threads for tasks of a service that block, for all of its shards [default: 64]
+    task_threads_max: usize, "N", 1..=1024;
+    /// Tasks that may wait for them; with more, connections that wait for one are not read [default: 1024]
+    task_queue_max: usize, "N", 1..=usize::MAX;
     /// Time without work after which a thread for tasks ends, in milliseconds [default: 30000]
     task_idle_exit_ms: u64, "MS", 0..=u64::MAX;
 }
@@ -97,6 +97,7 @@ mod tests {
             "slots = 15",
             "slots = 65537",
             "short_slots = 16777217",
+            "task_threads_max = 0",
             "task_threads_max = 1025",
             "task_queue_max = -1",
             "threads = 1",
