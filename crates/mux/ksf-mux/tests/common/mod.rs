@@ -2,7 +2,6 @@
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub(crate) mod clients;
-pub(crate) mod contract;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -9,10 +9,9 @@ use ksf_mux::kcm::{Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvBuffe
 use rustix::net::sockopt;
 use rustix::thread::{Pid, gettid};
 
-use super::observe;
 use super::support::*;
 use crate::common::clients::{answer_many, answer_one, serve};
-use crate::common::{contract, wait_until};
+use crate::common::wait_until;
 
 /// Requests of each client.
 const REQUESTS: usize = 20_000;
@@ -56,11 +55,6 @@ fn send(socket: &KcmSocket, letter: u8) -> Result<usize, KcmSocketError> {
 /// What the peer gets next.
 fn gets(tcp: &Tcp) -> char {
     char::from(tcp.gets_bytes(10)[9])
-}
-
-#[test]
-fn answers_go_to_the_connections_that_asked() {
-    observe(contract::answers);
 }
 
 /// The last message of a call has any number of answers, and what has none leaves nothing over.

@@ -87,8 +87,6 @@ fn bug_b3_a_header_that_never_ends_is_bounded() {
         assert!(more < 64 << 20, "nothing stops the peer");
     }
     assert_eq!(errno_name(error.errno()), "EMSGSIZE");
-    let observed = "stopped before 4 MiB; error EMSGSIZE".to_owned();
-    check(&[("a header that never ends, SO_RCVBUF 16384", observed)]);
 }
 
 /// B4: what was for a connection that died goes to the one that is attached next: another client.

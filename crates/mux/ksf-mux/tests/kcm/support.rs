@@ -1,36 +1,18 @@
-//! Connections, framing programs and the record, for the tests of KCM's contract.
+//! Connections, framing programs and what is received, for the tests of message sockets with AF_KCM's contract.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use ksf_bpf_framing::FramingProgram;
-use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind};
+use ksf_mux::kcm::{AttachOptions, Flags, KcmOptions, KcmSocket, KcmSocketError, Kind, RecvInfo};
 use ksf_mux::{ConnectionError, ConnectionId, Event};
-pub(crate) use ksf_test::repository;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::common;
-pub(crate) use crate::common::contract::{
-    arrives as wait_for_bytes, errno_name, outcome, receive, receive_into, receive_now,
-};
+use crate::common::wait_until;
 pub(crate) use crate::common::{PATIENCE, connection, message, own_network};
-
-/// Lines "row: what happened", in their order.
-pub(crate) fn record(name: &str) -> Vec<(String, String)> {
-    let text = std::fs::read_to_string(repository().join("lab/kcm").join(name)).unwrap();
-    let split = |line: &str| line.split_once(": ").map(|(row, what)| (row.to_owned(), what.to_owned()));
-    text.lines().map(|line| split(line).unwrap_or_else(|| panic!("{name}: {line}"))).collect()
-}
-
-/// Compares what was observed with `lab/kcm/ours.txt`.
-pub(crate) fn check(observed: &[(&str, String)]) {
-    let ours = record("ours.txt");
-    for (row, observed) in observed {
-        let wanted = ours.iter().find(|(name, _)| name == row).unwrap_or_else(|| panic!("no row {row}"));
-        assert_eq!(observed, &wanted.1, "{row}");
-    }
-}
 
 // --- programs ---------------------------------------------------------------------------------------------------------
 
@@ -122,4 +104,60 @@ pub(crate) fn wait_readable(mux: &KcmSocket, end: Instant) {
     let mut set = [PollFd::new(&events, PollFlags::IN), PollFd::from_borrowed_fd(messages.as_fd(), PollFlags::IN)];
     let timeout = Timespec { tv_sec: left.as_secs() as _, tv_nsec: 0 };
     poll(&mut set, Some(&timeout)).unwrap();
+}
+
+/// Waits until so many bytes have come on a connection that nobody has received.
+pub(crate) fn wait_for_bytes(socket: &KcmSocket, connection: ConnectionId, bytes: usize) {
+    wait_until("bytes arrive", || {
+        socket.look().unwrap();
+        let all = socket.mux().connection_stats();
+        all.iter().any(|of| of.connection == connection && of.waiting_bytes >= bytes)
+    });
+}
+
+pub(crate) fn errno_name(errno: i32) -> String {
+    let known = [
+        (Errno::AGAIN, "EAGAIN"),
+        (Errno::ALREADY, "EALREADY"),
+        (Errno::BADMSG, "EBADMSG"),
+        (Errno::CONNRESET, "ECONNRESET"),
+        (Errno::MSGSIZE, "EMSGSIZE"),
+        (Errno::NOENT, "ENOENT"),
+        (Errno::NOTCONN, "ENOTCONN"),
+        (Errno::OPNOTSUPP, "EOPNOTSUPP"),
+        (Errno::PIPE, "EPIPE"),
+        (Errno::PROTONOSUPPORT, "EPROTONOSUPPORT"),
+        (Errno::SOCKTNOSUPPORT, "ESOCKTNOSUPPORT"),
+        (Errno::TIMEDOUT, "ETIMEDOUT"),
+    ];
+    let found = known.iter().find(|(known, _)| known.raw_os_error() == errno);
+    found.map_or_else(|| format!("error {errno}"), |(_, name)| (*name).to_owned())
+}
+
+fn describe(buffer: &[u8], received: Result<RecvInfo, KcmSocketError>) -> String {
+    match received {
+        Err(KcmSocketError::WouldBlock) => "nothing".into(),
+        Err(error) => errno_name(error.errno()),
+        Ok(received) => {
+            let last = char::from(buffer[received.bytes - 1]);
+            let last = if last < ' ' { '-' } else { last };
+            let has = |flag, name| if received.flags.contains(flag) { name } else { "" };
+            format!("{} {last}{}{}", received.bytes, has(Flags::TRUNC, " TRUNC"), has(Flags::EOR, " EOR"))
+        }
+    }
+}
+
+pub(crate) fn receive_into(socket: &KcmSocket, size: usize, flags: Flags) -> String {
+    let mut buffer = vec![0; 1 << 20];
+    socket.set_receive_timeout(Some(PATIENCE));
+    let received = socket.recv(&mut buffer[..size], flags);
+    describe(&buffer, received)
+}
+
+pub(crate) fn receive(socket: &KcmSocket) -> String {
+    receive_into(socket, 1 << 20, Flags::NONE)
+}
+
+pub(crate) fn receive_now(socket: &KcmSocket) -> String {
+    receive_into(socket, 1 << 20, Flags::DONTWAIT)
 }
