@@ -9,7 +9,6 @@ mod leftovers;
 mod load;
 mod machine;
 mod process;
-mod speed;
 mod supervise;
 
 use std::path::PathBuf;
@@ -37,17 +36,17 @@ enum Task {
     Report {
         /// A directory of bench/results
         dir: PathBuf,
+        /// Write its goals into the tables of docs/speed.md, too
+        #[arg(long)]
+        speed: bool,
     },
-    /// Write the figures of the reports in bench/results into docs/speed.md, docs/limitations.md and README.md anew
-    Speed(speed::SpeedOptions),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Demo(options) => supervised(|| demo::run(&options)),
         Task::Bench(options) => supervised(|| bench::run(&options)),
-        Task::Report { dir } => bench::report::write_all(&dir).map(|()| ExitCode::SUCCESS),
-        Task::Speed(options) => speed::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Report { dir, speed } => bench::report::write_all(&dir, speed).map(|()| ExitCode::SUCCESS),
     };
     match result {
         Ok(code) => code,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Programs;
@@ -13,9 +13,6 @@ use crate::process::output;
 
 /// Repetitions of each in a batch.
 const COUNT: u64 = 2_000;
-
-/// Their names in raw.json.
-pub(super) const HOST_COSTS: [&str; 3] = ["system_call_us", "context_switch_us", "wake_up_us"];
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -34,16 +31,6 @@ pub(crate) struct HostCosts {
 }
 
 impl HostCosts {
-    /// The batches of a cost by its name in raw.json.
-    pub(super) fn cost(&self, name: &str) -> Result<Vec<f64>> {
-        Ok(match name {
-            "system_call_us" => self.system_call_us.clone(),
-            "context_switch_us" => self.context_switch_us.clone(),
-            "wake_up_us" => self.wake_up_us.clone(),
-            _ => bail!("no cost is called {name}"),
-        })
-    }
-
     /// Measures them on the CPUs that the bench uses.
     pub(super) fn measure(programs: &Programs, effort: Effort, cpus: &[usize]) -> Result<HostCosts> {
         let mut command = programs.peer("host_costs");

@@ -51,8 +51,7 @@ pub(crate) struct Verdict {
     /// The ratio, or the figure itself where there is nothing to compare it with. None: not measured.
     pub(crate) found: Option<Interval>,
     pub(crate) outcome: GoalOutcome,
-    pub(crate) metric: Metric,
-    pub(crate) bound: f64,
+    metric: Metric,
     is_ratio: bool,
 }
 
@@ -134,21 +133,15 @@ fn work_load(case: &str) -> Option<&'static WorkLoad> {
 }
 
 /// The median of the ratios of the rounds that both have.
-pub(crate) fn ratios(own: &BTreeMap<u32, f64>, peer: &BTreeMap<u32, f64>) -> Option<Interval> {
+fn ratios(own: &BTreeMap<u32, f64>, peer: &BTreeMap<u32, f64>) -> Option<Interval> {
     Interval::of(own.iter().filter_map(|(round, own)| Some(own / peer.get(round)?)).collect())
 }
 
-pub(crate) fn format_ratio(ratio: f64) -> String {
+fn format_ratio(ratio: f64) -> String {
     format!("{ratio:.3}")
 }
 
 impl Bound {
-    fn value(self) -> f64 {
-        match self {
-            Bound::AtMost(bound) | Bound::AtLeast(bound) => bound,
-        }
-    }
-
     fn outcome(self, found: &Interval) -> GoalOutcome {
         let (is_met, is_lost) = match self {
             Bound::AtMost(bound) => (found.high <= bound, found.low > bound),
@@ -189,7 +182,6 @@ impl Goal {
             found: worst,
             outcome: outcome.unwrap_or(GoalOutcome::NotMeasured),
             metric: self.metric,
-            bound: self.bound.value(),
             is_ratio: !matches!(self.against, Against::Absolute | Against::WorstRun),
         }
     }

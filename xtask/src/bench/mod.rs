@@ -14,7 +14,6 @@
 
 mod case;
 mod chart;
-pub(crate) mod cite;
 mod contestant;
 mod goals;
 mod have;

@@ -18,6 +18,11 @@ use super::vm;
 
 const STYLE: &str = include_str!("report.css");
 
+/// The document below docs/ that has the goals of a report.
+const SPEED: &str = "speed.md";
+/// The comment behind a table of it.
+const END: &str = "<!-- end -->";
+
 /// How to read the figures; the same text in both reports.
 const NOTES: &[&str] = &[
     "Client and server are on one machine, over loopback. Absolute figures belong to this machine; compare \
@@ -100,10 +105,43 @@ pub(crate) fn write_markdown(dir: &Path) -> Result<()> {
     write(dir, "report.md", Document::new(&Raw::read(dir)?)?.markdown())
 }
 
-/// Writes report.md, and report.html, the same with charts, beside the raw.json in the directory.
-pub(crate) fn write_all(dir: &Path) -> Result<()> {
+/// Writes report.md, and report.html, the same with charts, beside the raw.json in the directory; with `speed` its goals
+/// into docs/speed.md, too.
+pub(crate) fn write_all(dir: &Path, speed: bool) -> Result<()> {
     write_markdown(dir)?;
-    write(dir, "report.html", Document::new(&Raw::read(dir)?)?.html())
+    let raw = Raw::read(dir)?;
+    write(dir, "report.html", Document::new(&raw)?.html())?;
+    if speed {
+        let docs = crate::root().join("docs");
+        let text = fs::read_to_string(docs.join(SPEED)).with_context(|| format!("cannot read docs/{SPEED}"))?;
+        let dir = fs::canonicalize(dir)?;
+        let name = dir.file_name().context("a report has a directory of its own")?.to_string_lossy();
+        write(&docs, SPEED, with_goals(&text, &name, &raw).with_context(|| format!("docs/{SPEED}"))?)?;
+    }
+    Ok(())
+}
+
+/// A text with a report's goals: a table for each row, between the comments `<!-- ROW -->` and `<!-- end -->`. Between
+/// `<!-- report -->` and `<!-- end -->` it says which report that is.
+fn with_goals(text: &str, name: &str, raw: &Raw) -> Result<String> {
+    let verdicts = judge(raw);
+    let report = format!("Report [{name}](../bench/results/{name}/report.md): {}\n", goal_summary(&verdicts));
+    let mut text = between_comments(text, "report", &report)?;
+    for row in Row::value_variants() {
+        let is_of_row = |verdict: &&Verdict| CASES.iter().any(|case| case.name == verdict.case && case.row == *row);
+        let table = goal_table(verdicts.iter().filter(is_of_row));
+        let table = if table.rows.is_empty() { "This report has no such row.\n".to_owned() } else { table.markdown() };
+        text = between_comments(&text, &row.name(), &table)?;
+    }
+    Ok(text)
+}
+
+/// A text with something else between a comment of this name and the next end.
+fn between_comments(text: &str, name: &str, new: &str) -> Result<String> {
+    let begin = format!("<!-- {name} -->\n");
+    let (before, rest) = text.split_once(&begin).with_context(|| format!("has no line {}", begin.trim_end()))?;
+    let (_, after) = rest.split_once(END).with_context(|| format!("has no {END} after {}", begin.trim_end()))?;
+    Ok(format!("{before}{begin}\n{new}\n{END}{after}"))
 }
 
 fn write(dir: &Path, name: &str, text: String) -> Result<()> {
@@ -292,7 +330,7 @@ fn host_table(raw: &Raw) -> Table {
     Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
 }
 
-fn goal_table(verdicts: &[Verdict]) -> Table {
+fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Table {
     let head = ["Case", "Server", "Placement", "Goal", "Found", "Rounds", "Result"];
     let mut case_above = "";
     let mut rows = Vec::new();
@@ -320,12 +358,12 @@ fn goal_table(verdicts: &[Verdict]) -> Table {
 }
 
 /// A cost of the host, in microseconds.
-pub(crate) fn format_cost(us: f64) -> String {
+fn format_cost(us: f64) -> String {
     format!("{us:.2}")
 }
 
 /// "1.02 [1.01 1.04]"; of all values that are the same, one.
-pub(crate) fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
+fn with_interval(found: &Interval, format: impl Fn(f64) -> String) -> String {
     let median = format(found.median);
     match found.low == found.high {
         true => median,
@@ -334,7 +372,7 @@ pub(crate) fn with_interval(found: &Interval, format: impl Fn(f64) -> String) ->
 }
 
 /// "12 of 40 goals met, 3 lost, 2 undecided, 23 not measured."
-pub(crate) fn goal_summary(verdicts: &[Verdict]) -> String {
+fn goal_summary(verdicts: &[Verdict]) -> String {
     let count = |outcome| verdicts.iter().filter(|verdict| verdict.outcome == outcome).count();
     format!(
         "{} of {} goals met, {} lost, {} undecided, {} not measured.",
@@ -505,10 +543,33 @@ mod tests {
     }
 
     #[test]
-    fn older_results_stay_readable() {
+    fn older_results_stay_readable_and_fit_into_the_document() {
+        let document = fs::read_to_string(crate::root().join("docs").join(SPEED)).unwrap();
         for dir in fs::read_dir(crate::root().join("bench/results")).unwrap() {
-            assert!(!Raw::read(&dir.unwrap().path()).unwrap().samples.is_empty());
+            let raw = Raw::read(&dir.unwrap().path()).unwrap();
+            assert!(!raw.samples.is_empty());
+            with_goals(&document, "day", &raw).unwrap();
         }
+    }
+
+    #[test]
+    fn each_row_has_a_table_in_the_document() {
+        let names: Vec<String> = Row::value_variants().iter().map(|row| row.name()).collect();
+        let places: String =
+            names.iter().map(|name| format!("## {name}\n<!-- {name} -->\nold\n{END}\nwhy\n")).collect();
+        let document = format!("# Speed\n<!-- report -->{places}");
+        assert!(with_goals(&document, "day", &raw()).is_err(), "the comment is not a line");
+        let document = format!("# Speed\n<!-- report -->\n{END}\n{places}");
+        let filled = with_goals(&document, "day", &raw()).unwrap();
+        assert!(filled.contains("[day](../bench/results/day/report.md): 0 of 5 goals met"), "{filled}");
+        let (_, row) = filled.split_once("<!-- round-trip -->\n\n| Case |").unwrap();
+        assert!(row.split_once(END).unwrap().0.contains("0.85 x threads"), "{row}");
+        assert!(
+            filled.contains("<!-- udp -->\n\nThis report has no such row.\n") && !filled.contains("old"),
+            "{filled}"
+        );
+        assert_eq!(filled.matches("why").count(), names.len());
+        assert_eq!(with_goals(&filled, "day", &raw()).unwrap(), filled, "a filled text stays as it is");
     }
 
     #[test]
@@ -519,7 +580,7 @@ mod tests {
         write_markdown(dir.path()).unwrap();
         assert!(fs::read_to_string(dir.path().join("report.md")).unwrap().contains("## Goals"));
         assert!(!dir.path().join("report.html").exists(), "the page is made on demand");
-        write_all(dir.path()).unwrap();
+        write_all(dir.path(), false).unwrap();
         assert!(fs::read_to_string(dir.path().join("report.html")).unwrap().contains("<svg"));
     }
 }
