@@ -119,18 +119,6 @@ impl Server {
         Ok(())
     }
 
-    /// For a test to which the server does not answer: whether it has ended, how, and what it said last.
-    #[cfg(test)]
-    pub(crate) fn state(&mut self) -> String {
-        // Its connections are closed before it can be waited for.
-        let state = match wait_timeout(&mut self.child, Duration::from_secs(1)) {
-            Ok(Some(status)) => format!("has ended with {status}"),
-            Ok(None) => "runs".to_owned(),
-            Err(error) => format!("cannot be asked ({error})"),
-        };
-        self.failure(&state).to_string()
-    }
-
     /// An error with the last lines that the server has said.
     fn failure(&self, what: &str) -> anyhow::Error {
         let lines = self.stderr.lock().expect("no holder panics");
