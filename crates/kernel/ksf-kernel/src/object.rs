@@ -200,6 +200,10 @@ fn bad(object: &str, problem: String) -> KernelError {
 
 fn explain_load_failure(object: &str, error: &io::Error, output: &str) -> KernelError {
     const BEGIN: &str = "-- BEGIN PROG LOAD LOG --";
+    // Nothing is wrong with the object, whatever the verifier had said by then.
+    if let Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM)) = error.raw_os_error() {
+        return KernelError::system("loading BPF programs", io::Error::from_raw_os_error(errno));
+    }
     if let Some((before, log)) = output.split_once(BEGIN)
         && !log.trim().is_empty()
     {

@@ -64,7 +64,7 @@ fn echoes(
     slow: bool,
     plan: impl FnOnce(&mut Client),
 ) -> Result<(), KernelError> {
-    let (mut client, mut server) = pair(service, true).map_err(|error| failed(test, &error))?;
+    let (mut client, mut server) = pair(service, true).map_err(|error| not_connected(test, error))?;
     plan(&mut client);
     // A message at a time keeps it in the kernel; the slow reader sends all before it reads.
     let messages = std::mem::take(&mut client.to_send);
@@ -106,7 +106,7 @@ fn half_close(mut client: Client, mut server: Server, test: &'static str) -> Res
 /// Replies shorter than their requests, parked (the lag) and not (the hop).
 fn null_calls(service: &KernelService, parks: bool) -> Result<(), KernelError> {
     let test = if parks { "shorter replies, parked" } else { "shorter replies" };
-    let (mut client, mut server) = pair(service, parks).map_err(|error| failed(test, &error))?;
+    let (mut client, mut server) = pair(service, parks).map_err(|error| not_connected(test, error))?;
     let before = answered(service);
     for xid in 0..NULL_CALLS {
         client.to_send.push(null_call(xid));
@@ -158,6 +158,14 @@ fn run(client: &mut Client, server: &mut Server, test: &'static str) -> Result<(
 
 fn failed(test: &'static str, problem: &dyn std::fmt::Display) -> KernelError {
     KernelError::SelfTest { test, problem: problem.to_string() }
+}
+
+/// The kernel's own errors say nothing of the programs: the process may have no descriptor left.
+fn not_connected(test: &'static str, error: io::Error) -> KernelError {
+    match error.raw_os_error() {
+        Some(_) => KernelError::system("connecting on loopback for the self-test", error),
+        None => failed(test, &error),
+    }
 }
 
 struct Client {

@@ -1,17 +1,24 @@
-//! What the engine `kernel` is made of: program types, maps and the redirect from a socket to
-//! itself. Programs are loaded and attached to sockets and namespaces of the probe's own.
+//! What the engine `kernel` is made of: program types, maps, and programs that answer on sockets and in a namespace of
+//! the probe's own.
+//!
+//! `ProgramType::is_supported` and `MapType::is_supported` of libbpf-rs say "no" to a process without rights and on a
+//! kernel without the feature alike. A cause is looked up by errno, so programs are loaded and maps created by the calls
+//! that keep it.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::thread;
 use std::time::Duration;
 
-use ksf_kernel::KernelError;
+use ksf_bpf::to_io;
+use ksf_kernel::{Builtin, KernelError, KernelOptions, KernelService, ObjectSource};
+use libbpf_rs::libbpf_sys::{self, bpf_insn, bpf_map_create_opts, bpf_prog_load_opts};
+use libbpf_rs::{MapHandle, MapType, ProgramType};
 
-use super::machine::{Machine, SETCAP};
-use super::sys_bpf::{self as bpf, MapSpec, insn};
+use super::machine::Machine;
 use super::verdict::{Lack, Probe, Verdict};
 use crate::output::one_line;
 
@@ -31,25 +38,19 @@ pub(crate) const PROBES: &[Probe] = &[
     Probe { name: "bpf_sk_storage", title: "state of a program per socket", fallback: USER_SPACE, run: sk_storage },
     Probe {
         name: "bpf_mmap_array",
-        title: "counters that user space reads without a system call",
+        title: "a map for counters that user space reads without a system call",
         fallback: USER_SPACE,
         run: mmap_array,
     },
     Probe {
-        name: "bpf_redirect",
-        title: "a program sends a TCP segment back on its own socket",
-        fallback: USER_SPACE,
-        run: redirect,
-    },
-    Probe {
         name: "bpf_syscall_program",
-        title: "run a program from user space (needed by ksf run for its fallback)",
+        title: "a program that user space runs (needed by ksf run for its fallback)",
         fallback: "messages of a user's program that the kernel passed on are not answered",
         run: syscall_program,
     },
     Probe {
         name: "xdp_generic",
-        title: "a program sees UDP packets before the stack, in a private namespace",
+        title: "a program answers UDP packets before the stack, in a private namespace",
         fallback: UDP_USER_SPACE,
         run: xdp_generic,
     },
@@ -62,8 +63,7 @@ pub(crate) const PROBES: &[Probe] = &[
 ];
 
 fn syscall(machine: &Machine) -> Verdict {
-    let program = [insn::set(0, 0), insn::exit()];
-    match bpf::prog_load(bpf::PROG_SOCKET_FILTER, 0, 0, &program) {
+    match load(ProgramType::SocketFilter, bpf_prog_load_opts::default()) {
         Ok(_) => Verdict::works("a program of two instructions was accepted"),
         Err(error) if machine.unprivileged_bpf_disabled == Some(0) => machine.bpf_fails(&error, &[]),
         Err(error) => machine.bpf_fails(&error, &[BPF]),
@@ -87,175 +87,151 @@ fn btf(_: &Machine) -> Verdict {
 }
 
 fn sk_skb(machine: &Machine) -> Verdict {
-    const PASS: i32 = 1;
-    let program = [insn::set(0, PASS), insn::exit()];
-    let attach = bpf::ATTACH_STREAM_VERDICT;
-    match bpf::prog_load(bpf::PROG_SK_SKB, attach, 0, &program) {
+    let expected_attach_type = libbpf_sys::BPF_SK_SKB_STREAM_VERDICT;
+    match load(ProgramType::SkSkb, bpf_prog_load_opts { expected_attach_type, ..Default::default() }) {
         Ok(_) => Verdict::works("program type sk_skb, attach type stream verdict"),
         Err(error) => machine.bpf_fails(&error, &[BPF, NET_ADMIN]),
     }
 }
 
 fn sockmap(machine: &Machine) -> Verdict {
-    for (kind, value_bytes) in [(bpf::MAP_SOCKMAP, 4), (bpf::MAP_SOCKHASH, 8)] {
-        let spec = MapSpec { kind, value_bytes, entries: 1, ..MapSpec::default() };
-        if let Err(error) = bpf::map_create(spec) {
-            return machine.bpf_fails(&error, &[BPF, NET_ADMIN]);
-        }
+    match create(MapType::Sockmap, 0).and_then(|_| create(MapType::Sockhash, 0)) {
+        Ok(_) => Verdict::works("map and hash were created"),
+        Err(error) => machine.bpf_fails(&error, &[BPF, NET_ADMIN]),
     }
-    Verdict::works("map and hash were created")
 }
 
+/// Needs type information of key and value, which libbpf's own probe has at hand; loading that asks for the same right.
 fn sk_storage(machine: &Machine) -> Verdict {
-    let created = bpf::btf_load_int().and_then(|btf| {
-        bpf::map_create(MapSpec {
-            kind: bpf::MAP_SK_STORAGE,
-            value_bytes: 4,
-            flags: bpf::NO_PREALLOC,
-            btf: Some(btf.as_fd()),
-            ..MapSpec::default()
-        })
-    });
-    match created {
-        Ok(_) => Verdict::works("a storage map was created"),
-        Err(error) => machine.bpf_fails(&error, &[BPF]),
+    match MapType::SkStorage.is_supported() {
+        Ok(true) => Verdict::works("a storage map was created"),
+        Ok(false) => machine.bpf_fails(&io::Error::from_raw_os_error(libc::EOPNOTSUPP), &[BPF]),
+        Err(error) => machine.bpf_fails(&to_io(error), &[BPF]),
     }
 }
 
 fn mmap_array(machine: &Machine) -> Verdict {
-    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    const BYTES: usize = 4096;
-    let map = match counter_map(bpf::MMAPABLE) {
-        Ok(map) => map,
-        Err(error) => return machine.bpf_fails(&error, &[BPF]),
-    };
-    if let Err(error) = bpf::map_update(map.as_fd(), 0, &42_u64.to_ne_bytes()) {
-        return machine.bpf_fails(&error, &[BPF]);
+    match create(MapType::Array, libbpf_sys::BPF_F_MMAPABLE) {
+        Ok(_) => Verdict::works("an array that mmap(2) takes was created (kernel 5.5)"),
+        Err(error) => machine.bpf_fails(&error, &[BPF]),
     }
-    // SAFETY: a new shared mapping at an address the kernel chooses aliases nothing in Rust.
-    let mapped = unsafe { mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ, MapFlags::SHARED, &map, 0) };
-    let memory = match mapped {
-        Ok(memory) => memory,
-        Err(error) => return machine.bpf_fails(&error.into(), &[BPF]),
-    };
-    // SAFETY: the mapping is readable and page aligned; nobody writes the map any more.
-    let value = unsafe { memory.cast::<u64>().read() };
-    // SAFETY: the mapping was made above with this length and is not used below.
-    let _ = unsafe { munmap(memory, BYTES) };
-    if value == 42 {
-        Verdict::works("a value was read through the mapping")
-    } else {
-        Verdict::fails("the mapping does not show the map's value", SETCAP)
-    }
-}
-
-/// The heart of the engine, in miniature: one connection, one program that redirects each
-/// segment to the socket it came from, one message that must come back.
-fn redirect(machine: &Machine) -> Verdict {
-    const MESSAGE: &[u8] = b"ksf doctor: does this come back?";
-    let prepared = (|| -> io::Result<_> {
-        let map =
-            bpf::map_create(MapSpec { kind: bpf::MAP_SOCKMAP, value_bytes: 4, entries: 1, ..MapSpec::default() })?;
-        let program = redirecting_program(&map);
-        let attach = bpf::ATTACH_STREAM_VERDICT;
-        let program = bpf::prog_load(bpf::PROG_SK_SKB, attach, 0, &program)?;
-        bpf::prog_attach(map.as_fd(), program.as_fd(), attach)?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let client = TcpStream::connect(listener.local_addr()?)?;
-        let (server, _) = listener.accept()?;
-        bpf::map_update(map.as_fd(), 0, &server.as_raw_fd().to_ne_bytes())?;
-        Ok((client, server, map))
-    })();
-    let (mut client, _server, _map) = match prepared {
-        Ok(parts) => parts,
-        Err(error) => return machine.bpf_fails(&error, &[BPF, NET_ADMIN]),
-    };
-    let mut echo = vec![0; MESSAGE.len()];
-    let exchange = client
-        .set_read_timeout(Some(Duration::from_secs(1)))
-        .and_then(|()| client.write_all(MESSAGE))
-        .and_then(|()| client.read_exact(&mut echo));
-    match exchange {
-        Ok(()) if echo == MESSAGE => Verdict::works("a message came back from the kernel"),
-        Ok(()) => Verdict::fails("the message came back changed", "boot another kernel"),
-        Err(error) => Verdict::fails(format!("the message did not come back ({error})"), "boot Linux 6.1 or later"),
-    }
-}
-
-fn redirecting_program(map: &OwnedFd) -> Vec<bpf::Insn> {
-    const SK_REDIRECT_MAP: i32 = 52;
-    // r1 is the segment already; the result of the helper is the program's verdict.
-    let mut program = insn::load_map(2, map.as_fd()).to_vec();
-    program.extend([insn::set(3, 0), insn::set(4, 0), insn::call(SK_REDIRECT_MAP), insn::exit()]);
-    program
 }
 
 fn syscall_program(machine: &Machine) -> Verdict {
-    const ANSWER: i32 = 42;
-    let program = [insn::set(0, ANSWER), insn::exit()];
-    let result = bpf::prog_load(bpf::PROG_SYSCALL, 0, bpf::SLEEPABLE, &program)
-        .and_then(|program| bpf::syscall_run(program.as_fd()));
-    match result {
-        Ok(42) => Verdict::works("a program ran and returned its value (kernel 5.14)"),
-        Ok(other) => Verdict::unknown(format!("the program returned {other} instead of 42")),
+    let prog_flags = libbpf_sys::BPF_F_SLEEPABLE;
+    match load(ProgramType::Syscall, bpf_prog_load_opts { prog_flags, ..Default::default() }) {
+        Ok(_) => Verdict::works("a program of type syscall was accepted (kernel 5.14)"),
         Err(error) => machine.bpf_fails(&error, &[BPF, PERFMON]),
     }
 }
 
-fn self_test(_: &Machine) -> Verdict {
+fn self_test(machine: &Machine) -> Verdict {
     match ksf_kernel::self_test() {
         Ok(()) => Verdict::works("passed"),
-        Err(KernelError::NotPermitted { action, cause, .. }) => {
-            Verdict::fails(format!("not permitted to {action}: {cause}"), SETCAP)
-        }
-        Err(error @ KernelError::SelfTest { .. }) => {
-            Verdict::fails(error.to_string(), "boot another kernel, and please report this")
-        }
-        Err(error) => Verdict::fails(one_line(&error.to_string()), "boot Linux 6.1 or later"),
+        Err(error) => Verdict::Fails(why_kernel(machine, &error)),
     }
 }
 
-/// Attaches a counting program to the lo of a new network namespace, so that the machine's own
-/// lo never carries it, and sends one datagram through it.
+/// Has the kernel half answer a datagram on the lo of a new network namespace, so that the machine's own lo never
+/// carries the program.
 fn xdp_generic(machine: &Machine) -> Verdict {
-    const PASS: i32 = 2;
-    let loaded = counter_map(0).and_then(|map| {
-        let program = bpf::counting_program(map.as_fd(), PASS);
-        let program = bpf::prog_load(bpf::PROG_XDP, bpf::ATTACH_XDP, 0, &program)?;
-        Ok((map, program))
-    });
-    let (map, program) = match loaded {
-        Ok(pair) => pair,
-        Err(error) => return machine.bpf_fails(&error, &[BPF, NET_ADMIN]),
+    enum Attempt {
+        Namespace(io::Error),
+        Attach(KernelError),
+        Datagram(io::Error),
+    }
+    let mut options = KernelOptions::default();
+    options.connections_max = 1;
+    let service = match KernelService::load(&ObjectSource::Builtin(Builtin::Echo), &options) {
+        Ok(service) => service,
+        Err(error) => return Verdict::Fails(why_kernel(machine, &error)),
     };
     // unshare changes the calling thread only, and the namespace ends with it.
-    let attempt = thread::spawn(move || -> Result<u64, (&'static str, io::Error)> {
-        private_namespace().map_err(|error| ("namespace", error))?;
-        let link = bpf::link_xdp(program.as_fd(), LO, bpf::XDP_SKB_MODE).map_err(|error| ("attach", error))?;
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| ("datagram", e))?;
+    let attempt = thread::spawn(move || -> Result<(), Attempt> {
+        private_namespace().map_err(Attempt::Namespace)?;
+        // Nobody listens there: an answer is the program's.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        let _link = service.attach_udp("lo", &[address]).map_err(Attempt::Attach)?;
         let exchange = || -> io::Result<()> {
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-            socket.send_to(b"ksf", socket.local_addr()?)?;
+            socket.connect(address)?;
+            socket.send(b"ksf")?;
             socket.recv(&mut [0; 8]).map(drop)
         };
-        exchange().map_err(|error| ("datagram", error))?;
-        drop(link);
-        bpf::map_lookup_u64(map.as_fd(), 0).map_err(|error| ("counter", error))
+        exchange().map_err(Attempt::Datagram)
     });
     match attempt.join() {
-        Ok(Ok(0)) => Verdict::fails("the program is attached but sees no packet", "boot Linux 6.1 or later"),
-        Ok(Ok(_)) => Verdict::works("the program saw a datagram on lo (generic mode)"),
-        Ok(Err(("namespace", error))) => {
+        Ok(Ok(())) => Verdict::works("the program answered a datagram on lo (generic mode)"),
+        Ok(Err(Attempt::Namespace(error))) => {
             Verdict::unknown(format!("no private network namespace to try it in ({error}); needs CAP_SYS_ADMIN"))
         }
-        Ok(Err(("attach", error))) => machine.bpf_fails(&error, &[BPF, NET_ADMIN]),
-        Ok(Err((step, error))) => Verdict::unknown(format!("{step}: {error}")),
+        Ok(Err(Attempt::Attach(error))) => Verdict::Fails(why_kernel(machine, &error)),
+        // The port is unreachable: the datagram went past the program.
+        Ok(Err(Attempt::Datagram(error))) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Verdict::fails("the program is attached but sees no packet", "boot Linux 6.1 or later")
+        }
+        Ok(Err(Attempt::Datagram(error))) => Verdict::unknown(format!("datagram: {error}")),
         Err(_) => Verdict::unknown("the probe itself failed"),
     }
 }
 
-/// lo is the first interface of every network namespace.
-const LO: u32 = 1;
+/// Explains why the kernel half does not run.
+pub(crate) fn why_kernel(machine: &Machine, error: &KernelError) -> Lack {
+    let (cause, remedy) = match error {
+        KernelError::NotPermitted { action, .. } => {
+            let refused = io::Error::from_raw_os_error(libc::EPERM);
+            let lack = machine.why_bpf(&refused, &[BPF, NET_ADMIN, PERFMON]);
+            return Lack { cause: format!("not permitted to {action}: {}", lack.cause), ..lack };
+        }
+        KernelError::System { action, error } => {
+            let lack = machine.why_bpf(error, &[]);
+            return Lack { cause: one_line(&format!("{action} failed: {}", lack.cause)), ..lack };
+        }
+        KernelError::Unsupported { feature, detail } => {
+            (format!("this kernel lacks {feature} ({detail})"), "boot Linux 6.1 or later")
+        }
+        KernelError::XdpBusy { interface, program } => (
+            format!("interface {interface} already runs the XDP program {program}"),
+            "stop the server it belongs to, or leave UDP to user space with --no-xdp",
+        ),
+        KernelError::NoInterface { interface } => {
+            (format!("there is no interface {interface}"), "see ip link for the names")
+        }
+        KernelError::SelfTest { test, problem } => {
+            (format!("the self-test failed: {test}: {problem}"), "boot another kernel, and please report this")
+        }
+        other => (other.to_string(), "boot Linux 6.1 or later; ksf doctor says what is missing"),
+    };
+    Lack { cause: one_line(&cause), errno: None, remedy: remedy.to_owned() }
+}
+
+/// Loads a program that returns 1, which every type of program may.
+fn load(kind: ProgramType, options: bpf_prog_load_opts) -> io::Result<OwnedFd> {
+    const SET_RESULT: u8 = (libbpf_sys::BPF_ALU64 | libbpf_sys::BPF_MOV | libbpf_sys::BPF_K) as u8;
+    const EXIT: u8 = (libbpf_sys::BPF_JMP | libbpf_sys::BPF_EXIT) as u8;
+    let program =
+        [bpf_insn { code: SET_RESULT, imm: 1, ..Default::default() }, bpf_insn { code: EXIT, ..Default::default() }];
+    let mut options = bpf_prog_load_opts { sz: size_of::<bpf_prog_load_opts>() as _, ..options };
+    let (license, length) = (c"GPL".as_ptr(), program.len() as _);
+    // SAFETY: the license and `length` instructions are read, and the options, whose own length they say, are valid for
+    // the call and hold no other address. A program needs no name.
+    let fd = unsafe {
+        libbpf_sys::bpf_prog_load(kind as u32, ptr::null(), license, program.as_ptr(), length, &raw mut options)
+    };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the call made this descriptor, and nobody else has seen it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Creates a map of one entry with a key of four bytes and a value of eight, or of four where it must be.
+fn create(kind: MapType, map_flags: u32) -> io::Result<MapHandle> {
+    let options = bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as _, map_flags, ..Default::default() };
+    let value_bytes = if kind == MapType::Sockmap { 4 } else { 8 };
+    MapHandle::create(kind, None::<&str>, 4, value_bytes, 1, &options).map_err(to_io)
+}
 
 /// Moves this thread to a new network namespace and brings its lo up.
 fn private_namespace() -> io::Result<()> {
@@ -276,6 +252,22 @@ fn private_namespace() -> io::Result<()> {
     Ok(())
 }
 
-fn counter_map(flags: u32) -> io::Result<OwnedFd> {
-    bpf::map_create(MapSpec { kind: bpf::MAP_ARRAY, value_bytes: 8, entries: 1, flags, btf: None })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_half_lacks_has_a_remedy_that_fits() {
+        let machine = Machine { capabilities: u64::MAX, seccomp: Some(2), ..Machine::default() };
+        let remedy = |error: &KernelError| why_kernel(&machine, error).remedy;
+        let full = io::Error::from_raw_os_error(libc::EMFILE);
+        assert!(remedy(&KernelError::System { action: "x", error: full }).contains("ulimit -n"));
+        let busy = KernelError::XdpBusy { interface: "lo".into(), program: "x".into() };
+        assert!(remedy(&busy).contains("--no-xdp"));
+        let refused = KernelError::NotPermitted { action: "load", cause: "x".into(), remedy: "x".into() };
+        assert!(remedy(&refused).contains("SystemCallFilter"));
+        let lack = why_kernel(&Machine::default(), &refused);
+        assert!(lack.cause.contains("CAP_BPF") && lack.remedy.contains("setcap"), "{lack:?}");
+        assert_eq!(lack.errno, Some(libc::EPERM));
+    }
 }

@@ -105,12 +105,7 @@ impl Machine {
                 format!("kernel {} does not know this feature", self.kernel),
                 "boot Linux 6.1 or later",
             ),
-            (libc::ENOMEM, _) => Lack::errno(
-                error,
-                "no memory for the ring (RLIMIT_MEMLOCK on kernels before 5.12, or the cgroup's limit)",
-                "raise ulimit -l or the memory limit of the cgroup",
-            ),
-            _ => Lack::errno(error, format!("the kernel answered: {error}"), "no known remedy; please report this"),
+            _ => shortage(error),
         }
     }
 
@@ -153,7 +148,7 @@ impl Machine {
                 format!("kernel {} does not offer it ({error})", self.kernel),
                 "boot Linux 6.1 or later, built with CONFIG_BPF_STREAM_PARSER and CONFIG_DEBUG_INFO_BTF",
             ),
-            _ => Lack::errno(error, format!("the kernel answered: {error}"), "no known remedy; please report this"),
+            _ => shortage(error),
         }
     }
 
@@ -166,6 +161,28 @@ impl Machine {
     pub(crate) fn bpf_fails(&self, error: &io::Error, needs: &[u32]) -> Verdict {
         Verdict::Fails(self.why_bpf(error, needs))
     }
+}
+
+/// Explains an error that any call can have: something is used up.
+fn shortage(error: &io::Error) -> Lack {
+    let (cause, remedy) = match error.raw_os_error() {
+        Some(libc::EMFILE) => (
+            "this process may open no more files (RLIMIT_NOFILE)",
+            "raise the limit of open files: ulimit -n, or LimitNOFILE= in the unit",
+        ),
+        Some(libc::ENFILE) => {
+            ("this machine may open no more files (fs.file-max)", "raise the limit: sysctl -w fs.file-max=NUMBER")
+        }
+        Some(libc::ENOMEM) => (
+            "no memory (RLIMIT_MEMLOCK on kernels before 5.12, or the cgroup's limit)",
+            "raise ulimit -l or the memory limit of the cgroup",
+        ),
+        _ => {
+            let cause = format!("the kernel answered: {error}");
+            return Lack::errno(error, cause, "no known remedy; please report this");
+        }
+    };
+    Lack::errno(error, cause, remedy)
 }
 
 /// A number below /proc/sys, or `None` where it does not exist.
@@ -215,6 +232,17 @@ mod tests {
         let lack = machine.why_bpf(&error(libc::EPERM), &[39, 12]);
         assert_eq!(lack.cause, "missing CAP_NET_ADMIN");
         assert!(lack.remedy.contains("setcap"));
+    }
+
+    #[test]
+    fn a_remedy_fits_its_errno() {
+        let machine = Machine { capabilities: u64::MAX, ..Machine::default() };
+        for (errno, remedy) in [(libc::EMFILE, "ulimit -n"), (libc::ENFILE, "fs.file-max"), (libc::ENOMEM, "ulimit -l")]
+        {
+            for lack in [machine.why_bpf(&error(errno), &[39]), machine.why_uring(&error(errno))] {
+                assert!(lack.remedy.contains(remedy) && lack.errno == Some(errno), "{lack:?}");
+            }
+        }
     }
 
     #[test]

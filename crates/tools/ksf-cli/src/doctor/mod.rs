@@ -10,7 +10,6 @@ mod kcm;
 mod machine;
 mod net;
 mod nic;
-mod sys_bpf;
 mod system;
 mod uring;
 mod verdict;
@@ -18,12 +17,13 @@ mod verdict;
 use std::fmt::Write as _;
 
 use clap::Args;
+use ksf_kernel::KernelError;
 use serde::Serialize;
 
 use crate::output::{Failure, Status};
 
-pub(crate) use machine::{Machine, SETCAP};
-pub(crate) use verdict::{Probe, Verdict};
+pub(crate) use machine::Machine;
+pub(crate) use verdict::{Lack, Probe, Verdict};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
 pub(crate) const SCHEMA: &str = "ksf-doctor/1";
@@ -40,8 +40,7 @@ const AREAS: &[(&str, &[Probe])] = &[
 ];
 
 /// Probes an engine cannot do without. `epoll` needs none.
-const URING_NEEDS: &[&str] =
-    &["uring_setup", "uring_defer_taskrun", "uring_buffer_ring", "uring_multishot_accept", "uring_multishot_recv"];
+const URING_NEEDS: &[&str] = &["uring_setup", "uring_defer_taskrun", "uring_buffer_ring"];
 const KERNEL_NEEDS: &[&str] = &[
     "cap_bpf",
     "cap_net_admin",
@@ -52,7 +51,6 @@ const KERNEL_NEEDS: &[&str] = &[
     "bpf_sockmap",
     "bpf_sk_storage",
     "bpf_mmap_array",
-    "bpf_redirect",
     "bpf_self_test",
 ];
 const XDP_NEEDS: &[&str] = &["cap_bpf", "cap_net_admin", "bpf_syscall", "xdp_generic"];
@@ -134,11 +132,21 @@ pub(crate) struct Obstacle {
 }
 
 impl Obstacle {
+    fn new(lack: Lack) -> Self {
+        let rights = matches!(lack.errno, Some(libc::EPERM | libc::EACCES));
+        Obstacle { cause: lack.cause, remedy: lack.remedy, rights }
+    }
+
     /// The error of a wish that it stands in the way of.
     pub(crate) fn failure(&self, what: impl Into<String>) -> Failure {
         let status = if self.rights { Status::NoPermission } else { Status::Unavailable };
         Failure::new(status, what).remedy(self.remedy.as_str())
     }
+}
+
+/// Explains why the kernel half of a service does not run.
+pub(crate) fn kernel_half_obstacle(error: &KernelError) -> Obstacle {
+    Obstacle::new(bpf::why_kernel(&Machine::look(), error))
 }
 
 /// The first obstacle to the engine `uring`; takes a few milliseconds.
@@ -156,11 +164,10 @@ fn obstacle(needs: &[&str]) -> Option<Obstacle> {
     needs.iter().find_map(|name| {
         let probe = find(name)?;
         match (probe.run)(&machine) {
-            Verdict::Fails(lack) => Some(Obstacle {
-                rights: matches!(lack.errno, Some(libc::EPERM | libc::EACCES)) || name.starts_with("cap_"),
-                cause: lack.cause,
-                remedy: lack.remedy,
-            }),
+            Verdict::Fails(lack) => {
+                let obstacle = Obstacle::new(lack);
+                Some(Obstacle { rights: obstacle.rights || name.starts_with("cap_"), ..obstacle })
+            }
             // Could not tell: let the engine try.
             Verdict::Works(_) | Verdict::Unknown(_) => None,
         }

@@ -45,19 +45,9 @@ impl Obstacles {
         let uring = wishes.iter().any(|wish| *wish != EngineWish::Epoll);
         Obstacles {
             kernel: kernel.then(doctor::kernel_obstacle).flatten(),
-            uring: uring.then(|| doctor::uring_obstacle().or_else(engine_obstacle)).flatten(),
+            uring: uring.then(doctor::uring_obstacle).flatten(),
         }
     }
-}
-
-/// What the engine itself finds missing where every feature works alone.
-fn engine_obstacle() -> Option<Obstacle> {
-    let error = EngineKind::Uring.probe().err()?;
-    Some(Obstacle {
-        cause: error.to_string(),
-        remedy: "report this with the output of ksf doctor".into(),
-        rights: false,
-    })
 }
 
 /// Chooses by wish and by what the machine lacks. An engine that was asked for by name and

@@ -9,9 +9,7 @@ use ksf::listener::ListenAddr;
 use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource, XdpLink};
 use serde::Deserialize;
 
-use crate::doctor::{Obstacle, SETCAP};
 use crate::number::{Number, number};
-use crate::output::one_line;
 
 /// The kernel half as flags.
 #[derive(Debug, Clone, Default, Args)]
@@ -138,47 +136,9 @@ impl Half {
     }
 }
 
-/// Why the kernel half does not run, and what to do about it.
-pub(crate) fn obstacle(error: &KernelError) -> Obstacle {
-    let (cause, remedy) = match error {
-        KernelError::NotPermitted { action, cause, .. } => {
-            return Obstacle {
-                cause: format!("not permitted to {action}: {cause}"),
-                remedy: SETCAP.to_owned(),
-                rights: true,
-            };
-        }
-        KernelError::Unsupported { feature, detail } => (
-            format!("this kernel lacks {feature} ({detail})"),
-            "boot Linux 6.1 or later; ksf doctor says what is missing",
-        ),
-        KernelError::XdpBusy { interface, program } => (
-            format!("interface {interface} already runs the XDP program {program}"),
-            "stop the server it belongs to, or leave UDP to user space with --no-xdp",
-        ),
-        KernelError::NoInterface { interface } => {
-            (format!("there is no interface {interface}"), "see ip link for the names")
-        }
-        KernelError::SelfTest { test, problem } => {
-            (format!("the self-test failed: {test}: {problem}"), "boot another kernel, and please report this")
-        }
-        other => (other.to_string(), "ksf doctor says what is missing"),
-    };
-    Obstacle { cause: one_line(&cause), remedy: remedy.to_owned(), rights: false }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_missing_becomes_an_obstacle_with_its_remedy() {
-        let rights =
-            KernelError::NotPermitted { action: "load", cause: "the process lacks CAP_BPF".into(), remedy: "x".into() };
-        assert!(obstacle(&rights).rights);
-        let busy = KernelError::XdpBusy { interface: "lo".into(), program: "x".into() };
-        assert!(obstacle(&busy).remedy.contains("--no-xdp"));
-    }
 
     #[test]
     fn flags_and_file_say_where_xdp_goes() {

@@ -12,7 +12,7 @@ use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource};
 
 use super::engine::{self, Choice, EngineWish, Obstacles};
 use super::explain::explain;
-use super::kernel::{self, Half, KernelTable, Xdp};
+use super::kernel::{Half, KernelTable, Xdp};
 use super::limits::LimitFlags;
 use super::listen::ListenEntry;
 use super::resources::Resources;
@@ -20,6 +20,7 @@ use super::running::{Listener, Running, State};
 use super::sockets::Sockets;
 use super::spin::SpinWish;
 use super::workers::WorkersTable;
+use crate::doctor;
 use crate::output::{Failure, Status, say};
 
 /// What services of all kinds have, settled before they start.
@@ -104,7 +105,7 @@ impl Launch {
             return Ok(self);
         }
         if let Err(error) = self.load(source, table, workers, adjust) {
-            let obstacle = kernel::obstacle(&error);
+            let obstacle = doctor::kernel_half_obstacle(&error);
             if self.common.engine == EngineWish::Kernel {
                 return Err(engine::impossible("kernel", &obstacle));
             }
@@ -277,7 +278,7 @@ fn attach_udp(
 ) -> Result<Vec<String>, Failure> {
     let addresses: Vec<ListenAddr> = server.listeners().iter().map(|listener| listener.addr.clone()).collect();
     half.attach_udp(xdp, &addresses).or_else(|error| {
-        let obstacle = kernel::obstacle(&error);
+        let obstacle = doctor::kernel_half_obstacle(&error);
         if engine == EngineWish::Kernel || matches!(xdp, Xdp::On(_)) {
             return Err(obstacle.failure(format!("UDP cannot be answered by XDP: {}", obstacle.cause)));
         }

@@ -10,9 +10,10 @@ use ksf_kernel::{KernelError, ObjectSource};
 use serde::Deserialize;
 
 use self::service::ObjectService;
+use crate::doctor;
 use crate::output::{Failure, Status};
 use crate::serve::args::ServiceArgs;
-use crate::serve::kernel::{KernelTable, obstacle};
+use crate::serve::kernel::KernelTable;
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
 use crate::serve::running::Running;
@@ -91,7 +92,7 @@ fn failure(error: &KernelError) -> Failure {
         }
         KernelError::BadOption { .. } => Failure::new(Status::Data, what),
         other => {
-            let obstacle = obstacle(other);
+            let obstacle = doctor::kernel_half_obstacle(other);
             obstacle.failure(format!("the program cannot be loaded: {}", obstacle.cause))
         }
     }
