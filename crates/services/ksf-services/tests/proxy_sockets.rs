@@ -1,8 +1,9 @@
-//! The demo server and its proxy on real sockets, on every engine that works here: slow and dying clients, and backends
-//! that refuse, reset, fall silent, break off, do not read, or are started anew.
+//! The proxy of the demo server on real sockets, on every engine that works here: slow and dying clients, backends that
+//! reset, fall silent, break off or do not read, and connections to backends that are kept. What it says and in which
+//! order is tried without sockets in http_proxy.rs.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -13,7 +14,7 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_services::http::{PageServer, Proxy};
+use ksf_services::http::Proxy;
 use ksf_test::stream::{be_patient, connect, read_exactly, read_rest, reset};
 use ksf_test::{PATIENCE, pattern, wait_until};
 use socket2::{Domain, Socket, Type};
@@ -22,8 +23,6 @@ use socket2::{Domain, Socket, Type};
 const SLOTS_BYTES: u64 = ksf::server::SLOT_BYTES as u64 * ksf::server::SLOTS as u64;
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
-/// Bytes of it as a backend gets it: with `Via: 1.1 ksf`.
-const GET_PASSED_BYTES: u64 = GET.len() as u64 + 14;
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
 const RETURNED: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nVia: 1.1 ksf\r\n\r\nhello";
 
@@ -44,10 +43,6 @@ fn loopback4() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-fn loopback6() -> SocketAddr {
-    (Ipv6Addr::LOCALHOST, 0).into()
-}
-
 /// A backend with a script, which runs for each connection in a thread of its own. The script has the number of the
 /// connection.
 struct Backend {
@@ -59,15 +54,7 @@ struct Backend {
 
 impl Backend {
     fn start(script: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Self {
-        Self::start_at(loopback4(), script)
-    }
-
-    fn start_at(addr: SocketAddr, script: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind(addr).expect("a free port");
-        Self::accept_from(listener, script)
-    }
-
-    fn accept_from(listener: TcpListener, script: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind(loopback4()).expect("a free port");
         let addr = listener.local_addr().unwrap();
         let (accepted, stop): (Arc<AtomicUsize>, Arc<AtomicBool>) = Default::default();
         let script = Arc::new(script);
@@ -85,11 +72,6 @@ impl Backend {
             }
         });
         Self { addr, accepted, stop, accepting: Some(accepting) }
-    }
-
-    /// Answers every request on a connection with [`ANSWER`].
-    fn good() -> Self {
-        Self::start(|stream, _| answer_all(stream))
     }
 
     fn accepted(&self) -> usize {
@@ -113,14 +95,6 @@ fn answer_all(mut stream: TcpStream) {
     }
 }
 
-/// A port on which connections are refused, for as long as the value lives.
-fn refusing() -> (Socket, SocketAddr) {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.bind(&loopback4().into()).unwrap();
-    let addr = socket.local_addr().unwrap().as_socket().unwrap();
-    (socket, addr)
-}
-
 struct Running {
     server: Server,
     proxy: Arc<Proxy>,
@@ -129,10 +103,6 @@ struct Running {
 
 impl Running {
     fn start(engine: EngineKind, backends: &[SocketAddr], limits: Limits) -> Self {
-        Self::start_at(loopback4(), engine, backends, limits)
-    }
-
-    fn start_at(addr: SocketAddr, engine: EngineKind, backends: &[SocketAddr], limits: Limits) -> Self {
         let proxy = Arc::new(Proxy::new(backends.to_vec(), true, 1));
         // One shard, so that it is known which connection is kept.
         let cpu = ksf::cpus::allowed().unwrap()[0];
@@ -140,7 +110,7 @@ impl Running {
             .engine(engine)
             .cpus(Some(vec![cpu]))
             .limits(limits)
-            .listen(ListenAddr::Tcp(addr), Arc::clone(&proxy), None)
+            .listen(ListenAddr::Tcp(loopback4()), Arc::clone(&proxy), None)
             .start()
             .expect("the server starts");
         let addr = match &server.listeners()[0].addr {
@@ -203,77 +173,6 @@ fn every_byte_may_come_by_itself() {
             assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}, round {round}");
         }
         assert_eq!((backend.accepted(), running.count("outgoing_reused")), (1, 1), "{engine}");
-    }
-}
-
-#[test]
-fn the_page_server_takes_every_byte_by_itself() {
-    for engine in engines() {
-        let service = Arc::new(PageServer::new(64, true, 1));
-        let builder = Server::builder().engine(engine).cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]));
-        let server = builder.listen(ListenAddr::Tcp(loopback6()), Arc::clone(&service), None).start().unwrap();
-        let ListenAddr::Tcp(addr) = server.listeners()[0].addr else { panic!("no address") };
-        let mut client = connect(addr);
-        let bytes_in = || server.counters().iter().find(|counter| counter.name == "bytes_in").unwrap().value;
-        for (byte, sent) in GET.iter().zip(1..) {
-            client.write_all(&[*byte]).unwrap();
-            wait_until("the byte is received", || bytes_in() == sent);
-        }
-        let head = read_head(&mut client);
-        assert!(head.starts_with(b"HTTP/1.1 200 OK\r\n"), "{engine}");
-        assert_eq!(read_exactly(&mut client, 64).last(), Some(&b'\n'));
-        assert_eq!(counter(&*service, "requests"), 1);
-    }
-}
-
-#[test]
-fn backends_of_both_families_take_turns_and_keep_their_connections() {
-    for engine in engines() {
-        let backends =
-            [Backend::good(), Backend::start_at(loopback6(), |stream, _| answer_all(stream)), Backend::good()];
-        let addrs: Vec<_> = backends.iter().map(|backend| backend.addr).collect();
-        let running = Running::start_at(loopback6(), engine, &addrs, Limits::default());
-        let mut client = connect(running.addr);
-        for _ in 0..30 {
-            client.write_all(GET).unwrap();
-            assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
-        }
-        // Each was connected with once, and asked ten times.
-        assert_eq!(backends.iter().map(Backend::accepted).collect::<Vec<_>>(), [1, 1, 1], "{engine}");
-        assert_eq!((running.count("dialed"), running.count("outgoing_reused")), (3, 27), "{engine}");
-        assert_eq!(running.own("requests"), 30);
-    }
-}
-
-#[test]
-fn pipelined_requests_are_answered_in_order() {
-    for engine in engines() {
-        let backend = Backend::start(|mut stream, _| {
-            loop {
-                let head = String::from_utf8(read_head(&mut stream)).unwrap();
-                let Some(path) = head.split(' ').nth(1) else { return };
-                stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
-                write!(stream, "{:x}\r\n{path}\r\n0\r\n\r\n", path.len()).unwrap();
-            }
-        });
-        let running = Running::start(engine, &[backend.addr; 3], Limits::default());
-        let mut client = connect(running.addr);
-        let mut writer = client.try_clone().unwrap();
-        const REQUESTS: usize = 2000;
-        let writing = thread::spawn(move || {
-            for number in 0..REQUESTS {
-                write!(writer, "GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-            }
-        });
-        for number in 0..REQUESTS {
-            let head = read_head(&mut client);
-            assert!(head.starts_with(b"HTTP/1.1 200 OK\r\n"), "{engine}: {number}");
-            let path = format!("/{number}");
-            let expected = format!("{:x}\r\n{path}\r\n0\r\n\r\n", path.len());
-            assert_eq!(read_exactly(&mut client, expected.len()), expected.as_bytes(), "{engine}: {number}");
-        }
-        writing.join().unwrap();
-        assert_eq!(running.count("dialed"), 1, "{engine}: the backend is one, whatever it is called");
     }
 }
 
@@ -352,25 +251,6 @@ fn a_slow_backend_slows_its_client_down_and_loses_nothing() {
 }
 
 #[test]
-fn who_refuses_is_passed_over() {
-    for engine in engines() {
-        let (_held, nobody) = refusing();
-        let good = Backend::good();
-        let running = Running::start(engine, &[nobody, good.addr], Limits::default());
-        for _ in 0..10 {
-            running.ask();
-        }
-        // Every second request began with the one that refuses.
-        assert_eq!((running.own("backend_refused"), running.own("repeated")), (5, 5), "{engine}");
-        assert_eq!((running.count("dials_failed"), running.own("bad_gateway")), (5, 0), "{engine}");
-        let alone = Running::start(engine, &[nobody], Limits::default());
-        let answer = alone.refused(GET);
-        assert!(answer.starts_with("HTTP/1.1 502 Bad Gateway\r\n"), "{engine}: {answer}");
-        assert_eq!(alone.own("bad_gateway"), 1);
-    }
-}
-
-#[test]
 fn backends_that_break_the_connection() {
     for engine in engines() {
         // Resets after the request; ends without an answer; resets and ends in the middle of one.
@@ -441,48 +321,6 @@ fn a_kept_connection_that_ended_is_replaced() {
         end.send(()).unwrap();
         assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
         assert_eq!((running.own("repeated"), backend.accepted()), (1, 2), "{engine}");
-    }
-}
-
-#[test]
-fn a_backend_started_anew_is_found_again() {
-    for engine in engines() {
-        let listener = TcpListener::bind(loopback4()).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let first = Backend::accept_from(listener, |mut stream, _| {
-            read_head(&mut stream);
-            stream.write_all(ANSWER).unwrap();
-        });
-        let running = Running::start(engine, &[addr], Limits::default());
-        running.ask();
-        drop(first);
-        // The kept connection ended with it.
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.set_reuse_address(true).unwrap();
-        socket.bind(&addr.into()).unwrap();
-        let answer = running.refused(GET);
-        assert!(answer.starts_with("HTTP/1.1 502 "), "{engine}: {answer}");
-        socket.listen(16).unwrap();
-        let _second = Backend::accept_from(socket.into(), |stream, _| answer_all(stream));
-        running.ask();
-    }
-}
-
-#[test]
-fn a_kept_connection_is_closed_when_its_backend_ends() {
-    for engine in engines() {
-        let (tell, told) = std::sync::mpsc::channel::<io::Result<usize>>();
-        let backend = Backend::start(move |mut stream, _| {
-            read_head(&mut stream);
-            stream.write_all(ANSWER).unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-            tell.send(stream.read(&mut [0])).unwrap();
-        });
-        let limits = Limits { upstream_idle_ms: 0, ..Limits::default() };
-        let running = Running::start(engine, &[backend.addr], limits);
-        running.ask();
-        let end = told.recv_timeout(PATIENCE).expect("the backend is told in time");
-        assert!(matches!(end, Ok(0)), "{engine}: {end:?}");
     }
 }
 
@@ -603,36 +441,6 @@ fn a_client_that_dies_takes_its_backends_connection_with_it() {
     }
 }
 
-/// An answer is on its way when the server is told to stop: it still arrives.
-#[test]
-fn draining_waits_for_answers() {
-    for engine in engines() {
-        let (go_on, wait) = std::sync::mpsc::channel::<()>();
-        let wait = std::sync::Mutex::new(wait);
-        let backend = Backend::start(move |mut stream, _| {
-            read_head(&mut stream);
-            stream.write_all(ANSWER).unwrap();
-            read_head(&mut stream);
-            wait.lock().unwrap().recv_timeout(PATIENCE).expect("told to go on");
-            stream.write_all(ANSWER).unwrap();
-        });
-        let running = Running::start(engine, &[backend.addr], Limits::default());
-        let mut idle = connect(running.addr);
-        idle.write_all(GET).unwrap();
-        assert_eq!(read_exactly(&mut idle, RETURNED.len()), RETURNED, "{engine}");
-        let mut client = connect(running.addr);
-        client.write_all(GET).unwrap();
-        wait_until("the backend is asked", || running.count("outgoing_bytes_out") == 2 * GET_PASSED_BYTES);
-        let Running { server, .. } = running;
-        let draining = thread::spawn(move || server.drain());
-        assert_eq!(read_rest(idle), b"", "{engine}: who waits for nothing is closed");
-        go_on.send(()).unwrap();
-        assert_eq!(read_exactly(&mut client, RETURNED.len()), RETURNED, "{engine}");
-        assert_eq!(read_rest(client), b"", "{engine}: an orderly end");
-        assert_eq!(draining.join().unwrap().unwrap().tasks_left, 0);
-    }
-}
-
 #[test]
 fn kept_connections_are_few_and_end() {
     for engine in engines() {
@@ -666,45 +474,5 @@ fn kept_connections_are_few_and_end() {
         }
         // Not a limit on speed: the first three did not wait for this.
         assert!(kept.elapsed() > Duration::from_millis(500), "{engine}: nothing was kept");
-    }
-}
-
-#[test]
-fn many_clients_and_backends_at_once() {
-    for engine in engines() {
-        let bodies: Arc<Vec<u8>> = Arc::new(pattern(70_000, 0));
-        let backends: Vec<_> = (0..3)
-            .map(|_| {
-                let bodies = Arc::clone(&bodies);
-                Backend::start(move |mut stream, _| {
-                    loop {
-                        let head = String::from_utf8(read_head(&mut stream)).unwrap();
-                        let Some(length) = head.split(['/', ' ']).nth(2) else { return };
-                        let length: usize = length.parse().unwrap();
-                        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n").unwrap();
-                        stream.write_all(&bodies[..length]).unwrap();
-                    }
-                })
-            })
-            .collect();
-        let addrs: Vec<_> = backends.iter().map(|backend| backend.addr).collect();
-        let running = Running::start(engine, &addrs, Limits::default());
-        thread::scope(|scope| {
-            for number in 0..16usize {
-                let (addr, bodies) = (running.addr, &bodies);
-                scope.spawn(move || {
-                    let mut client = connect(addr);
-                    for round in 0..40usize {
-                        let length = (number * 4096 + round * 977) % 70_000;
-                        write!(client, "GET /{length} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-                        let head = String::from_utf8(read_head(&mut client)).unwrap();
-                        assert!(head.contains(&format!("\r\nContent-Length: {length}\r\n")), "{engine}: {head}");
-                        assert!(read_exactly(&mut client, length) == bodies[..length], "{engine}: {number} {round}");
-                    }
-                });
-            }
-        });
-        assert_eq!((running.own("requests"), running.own("repeated")), (640, 0), "{engine}");
-        assert!(running.count("dialed") <= 16 * 3, "{engine}: connections are kept");
     }
 }

@@ -142,19 +142,6 @@ fn proxy_and_backends_on_every_engine() {
 }
 
 #[test]
-fn a_proxy_without_keep_alive_closes_behind_each_answer() {
-    let backend = demo(&["-e", "epoll", "-a", "127.0.0.1:0"], 1);
-    let at = addresses(&backend)[0].to_string();
-    let proxy = demo(&["-e", "epoll", "-a", "127.0.0.1:0", "-x", &at], 1);
-    for _ in 0..3 {
-        let (head, body) = ask(connect(addresses(&proxy)[0]), GET);
-        assert!(head.contains("\r\nConnection: close\r\n") && body.len() == 64, "{head}");
-    }
-    proxy.stop();
-    backend.stop();
-}
-
-#[test]
 fn workers_have_the_cpus_they_were_given() {
     let cpus = ksf::cpus::allowed().unwrap();
     let last = cpus.last().unwrap().to_string();

@@ -1,6 +1,5 @@
 //! `ksf store` as its users run it: what it acknowledged is there after a `kill -9`, and it says why it does not start.
 
-mod audit;
 mod backup;
 mod client;
 mod cluster;
