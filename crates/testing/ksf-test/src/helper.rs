@@ -1,4 +1,8 @@
-//! An ignored test of the same file, run in a process of its own as a part of another test.
+//! Ignored tests. There are two kinds, and the reason says which:
+//!
+//! * `soak: REASON`: a test that is too slow or too demanding for every run. `make soak` runs it.
+//! * anything else: a helper, an ignored test of the same file that another test runs in a process of its own. Run by
+//!   hand it returns at once, so `make soak` may run all ignored tests.
 //!
 //! ```text
 //!   #[test] #[ignore = "a part of the test above"]
