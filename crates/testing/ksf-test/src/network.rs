@@ -1,10 +1,12 @@
 //! Networks of a test's own: no port is taken, no sysctl or firewall of the machine plays a part.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
+use rustix::ioctl::{Opcode, Setter, ioctl};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::{is_helper, is_root, root_or_skip, run, succeeds, two_cpus_or_skip};
@@ -15,7 +17,7 @@ use crate::{is_helper, is_root, root_or_skip, run, succeeds, two_cpus_or_skip};
 pub fn own_network() {
     if may_have_networks() {
         unshare(UnshareFlags::NEWNET);
-        ip("link set lo up");
+        bring_loopback_up();
     }
 }
 
@@ -136,6 +138,20 @@ impl Drop for FarEnd {
         self.works = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
+}
+
+/// What `ip link set lo up` does, without a process for each network.
+fn bring_loopback_up() {
+    const SIOCSIFFLAGS: Opcode = 0x8914;
+    const IFF_UP: i16 = 1;
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a socket");
+    // linux/if.h `struct ifreq`: the name in 16 bytes, and a union of 24 that begins with the flags.
+    let mut request = [0_u8; 40];
+    request[..2].copy_from_slice(b"lo");
+    request[16..18].copy_from_slice(&IFF_UP.to_ne_bytes());
+    // SAFETY: the kernel reads one `struct ifreq`, which the request has the layout and the size of.
+    let done = unsafe { ioctl(&socket, Setter::<SIOCSIFFLAGS, _>::new(request)) };
+    done.unwrap_or_else(|error| panic!("bringing lo up: {error}"));
 }
 
 fn unshare(flags: UnshareFlags) {
