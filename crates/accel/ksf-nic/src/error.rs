@@ -129,20 +129,6 @@ pub enum NicError {
         /// What the system answered.
         error: io::Error,
     },
-    /// The file for irqbalance exists already.
-    #[error("{} exists, and is not the policy for this interface", path.display())]
-    PolicyExists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file for irqbalance cannot be written.
-    #[error("cannot write {}: {error}", path.display())]
-    Policy {
-        /// The file.
-        path: PathBuf,
-        /// What the system answered.
-        error: io::Error,
-    },
 }
 
 impl NicError {
@@ -161,7 +147,6 @@ impl NicError {
             }
             Self::Busy { .. } => "try again when it has ended",
             Self::BadRecord { .. } => "see docs/nic.md, remove the file, and set old values by hand",
-            Self::PolicyExists { .. } => "choose another file",
             _ => "",
         }
     }
@@ -170,10 +155,7 @@ impl NicError {
     pub fn is_rights(&self) -> bool {
         match self {
             Self::ReadOnly { .. } | Self::NotPermitted { .. } => true,
-            Self::Record { error, .. }
-            | Self::Read { error, .. }
-            | Self::Interface { error, .. }
-            | Self::Policy { error, .. } => {
+            Self::Record { error, .. } | Self::Read { error, .. } | Self::Interface { error, .. } => {
                 matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
             }
             _ => false,

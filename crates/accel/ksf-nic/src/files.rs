@@ -1,4 +1,4 @@
-//! The files of /sys and /proc, below a root that tests, and copies of another machine's tree, choose.
+//! The files of /sys and /proc, below a root that tests choose.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub trait SystemFiles {
     fn canonical(&self, path: &str) -> io::Result<String>;
 }
 
-/// Files of the running system, or of a copy.
+/// Files of the running system, or of a test.
 #[derive(Debug, Clone)]
 pub struct Tree {
     root: PathBuf,
@@ -44,7 +44,7 @@ impl SystemFiles for Tree {
     }
 
     fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
-        // Not created: what is missing is a setting this kernel does not have. Truncated for copies' sake.
+        // Not created: what is missing is a setting this kernel does not have. Truncated for tests' sake.
         let mut file = std::fs::OpenOptions::new().write(true).truncate(true).open(self.path(path))?;
         file.write_all(text.as_bytes())
     }

@@ -15,7 +15,7 @@ use ksf::cpus::{CpuSet, CpuSetError};
 pub struct Inventory {
     /// Name of the interface.
     pub iface: String,
-    /// Who it is; `None` if there is nobody to ask (a copy of another machine's tree).
+    /// Who it is; `None` if the kernel cannot be asked (files of a test).
     pub identity: Option<Identity>,
     /// The driver, or the kind of a virtual interface.
     pub driver: String,
@@ -265,7 +265,7 @@ fn list_of(files: &dyn SystemFiles, path: &str) -> Result<CpuSet, NicError> {
     CpuSet::from_list(&text).map_err(content)
 }
 
-/// The CPUs of this thread. A copy of another machine's tree has no such thread: there, all that are online.
+/// The CPUs of this thread. Files of a test have no such thread: there, all that are online.
 fn allowed(files: &dyn SystemFiles, online: &CpuSet) -> Result<CpuSet, NicError> {
     const STATUS: &str = "proc/thread-self/status";
     let Ok(status) = files.read(STATUS) else { return Ok(online.clone()) };

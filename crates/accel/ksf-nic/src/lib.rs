@@ -23,7 +23,6 @@ mod error;
 mod files;
 mod interface;
 mod inventory;
-mod irqbalance;
 mod irqs;
 pub mod netlink;
 mod plan;
@@ -35,15 +34,12 @@ mod tuner;
 
 pub use error::NicError;
 pub use files::{SystemFiles, Tree};
-pub use interface::{
-    Channels, Coalescing, Direction, Identity, InterfaceOps, Netlink, NoInterfaceOps, Ntuple, QueueIrq,
-};
+pub use interface::{Channels, Coalescing, Direction, Identity, InterfaceOps, Netlink, Ntuple, QueueIrq};
 pub use inventory::{Inventory, Irqbalance, Lack, check_name, interfaces};
-pub use irqbalance::{policy_script, write_policy};
 pub use irqs::QueueInterrupt;
 pub use ksf::cpus::{CpuSet, CpuSetError};
 pub use plan::{DEFER_IRQS, GRO_FLUSH_NS, Intent, Item, Plan, PlannedAction, RX_USECS, SOCK_FLOWS, Wish};
 pub use record::{FOLDER, FolderGuard, Phase, Record, RecordFolder, RecordOrigin, RecordStore, SavedSetting};
 pub use setting::{Group, Setting};
-pub use steering::{ReceiveSteering, SteeringVerdict};
+pub use steering::ReceiveSteering;
 pub use tuner::{Finding, NicReport, SettingResult, Tuner};

@@ -72,7 +72,7 @@ pub struct Plan {
     pub items: Vec<Item>,
     /// What belongs to no single setting.
     pub notes: Vec<String>,
-    /// Whether packets of a connection can follow the CPU that reads it, when the plan is applied.
+    /// True if packets of a connection follow the CPU that reads it, when the plan is applied.
     pub steering: ReceiveSteering,
 }
 
@@ -139,9 +139,9 @@ impl Plan {
         planner.rfs();
         planner.xps();
         planner.napi();
-        let Planner { near, mut items, notes, rx, .. } = planner;
+        let Planner { near, mut items, notes, .. } = planner;
         items.sort_by(|one, other| one.key.cmp(&other.key));
-        let steering = ReceiveSteering::planned(facts, &items, rx, cpus.len());
+        let steering = ReceiveSteering::planned(facts, &items, cpus.len());
         Ok(Self {
             iface: facts.iface.clone(),
             driver: facts.driver.clone(),
@@ -268,9 +268,8 @@ impl Planner<'_> {
             let bans: Vec<String> =
                 self.facts.interrupts.iter().map(|interrupt| format!("--banirq={}", interrupt.number)).collect();
             self.notes.push(format!(
-                "irqbalance moves interrupts every few seconds: have it leave these alone, with --policyscript (ksf \
-                 accel nic plan {} --irqbalance-policy FILE writes the script) or with {}, restart it, and plan again",
-                self.facts.iface,
+                "irqbalance moves interrupts every few seconds: have it leave these alone with {}, restart it, and plan \
+                 again",
                 bans.join(" ")
             ));
         }

@@ -30,7 +30,7 @@ pub struct NicReport {
     pub outcomes: Vec<SettingResult>,
     /// What belongs to no single setting.
     pub notes: Vec<String>,
-    /// Whether packets of a connection follow the CPU that reads it, as it is now. `None` if that is not known.
+    /// True if packets of a connection follow the CPU that reads it now. `None`: not known.
     pub steering: Option<ReceiveSteering>,
 }
 

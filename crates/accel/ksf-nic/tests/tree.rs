@@ -1,12 +1,53 @@
-//! On files: a copy of another machine's /sys and /proc in a folder, with links as Linux has them.
+//! On files: a machine's /sys and /proc in a folder, with links as Linux has them.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use ksf_nic::{Finding, Intent, NicError, NoInterfaceOps, PlannedAction, RecordFolder, Tree, Tuner, Wish, interfaces};
+use ksf_nic::{
+    Channels, Coalescing, Finding, Identity, Intent, InterfaceOps, NicError, Ntuple, PlannedAction, QueueIrq,
+    RecordFolder, Tree, Tuner, Wish, interfaces,
+};
 use tempfile::TempDir;
+
+/// Answers EOPNOTSUPP to everything.
+struct NoInterfaceOps;
+
+fn not_supported<T>() -> io::Result<T> {
+    Err(rustix::io::Errno::OPNOTSUPP.into())
+}
+
+impl InterfaceOps for NoInterfaceOps {
+    fn identity(&self, _: &str) -> io::Result<Identity> {
+        not_supported()
+    }
+    fn channels(&self, _: &str) -> io::Result<Channels> {
+        not_supported()
+    }
+    fn set_channels(&mut self, _: &str, _: Channels) -> io::Result<()> {
+        not_supported()
+    }
+    fn coalescing(&self, _: &str) -> io::Result<Coalescing> {
+        not_supported()
+    }
+    fn set_coalescing(&mut self, _: &str, _: Coalescing) -> io::Result<()> {
+        not_supported()
+    }
+    fn ntuple(&self, _: &str) -> io::Result<Ntuple> {
+        not_supported()
+    }
+    fn set_ntuple(&mut self, _: &str, _: bool) -> io::Result<()> {
+        not_supported()
+    }
+    fn queue_irqs(&self, _: &str) -> io::Result<Vec<QueueIrq>> {
+        Ok(Vec::new())
+    }
+    fn namespace(&self) -> String {
+        String::new()
+    }
+}
 
 struct Machine(TempDir);
 
@@ -93,7 +134,7 @@ fn a_tree_of_files_comes_back_byte_by_byte() {
 }
 
 #[test]
-fn what_ethtool_would_tell_is_not_known_of_a_copy() {
+fn settings_of_ethtool_are_not_supported_without_netlink() {
     let machine = Machine::new();
     let plan = machine.tuner().plan("eth0", &Wish::new(Intent::Latency)).unwrap();
     for name in ["channels", "adaptive-rx", "rx-usecs", "ntuple-filters"] {

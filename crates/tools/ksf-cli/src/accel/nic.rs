@@ -8,15 +8,15 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
-    CpuSet, Finding, Group, Intent, Item, Netlink, NicError, NicReport, NoInterfaceOps, Plan, PlannedAction,
-    ReceiveSteering, RecordFolder, Setting, Tree, Tuner, Wish, policy_script, write_policy,
+    CpuSet, Finding, Group, Intent, Item, Netlink, NicError, NicReport, Plan, PlannedAction, ReceiveSteering,
+    RecordFolder, Setting, Tree, Tuner, Wish,
 };
 use serde::Serialize;
 
 use crate::output::{Failure, Status, json_line, print, say};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
-const SCHEMA: &str = "ksf-nic/1";
+const SCHEMA: &str = "ksf-nic/2";
 
 /// Tune a network interface: queues, interrupts, RPS, RFS, XPS, coalescing, NAPI; reversibly
 ///
@@ -45,9 +45,6 @@ struct PlanArgs {
     iface: String,
     #[command(flatten)]
     wish: WishFlags,
-    /// Plan for another machine: a folder with a copy of its /sys and /proc
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    root: Option<PathBuf>,
     #[command(flatten)]
     output: OutputFlags,
 }
@@ -110,9 +107,6 @@ struct WishFlags {
     /// Run NAPI in kernel threads, or not [default: leave it as it is]
     #[arg(long, value_enum, value_name = "SWITCH")]
     threaded_napi: Option<SwitchFlag>,
-    /// Write a script here that has irqbalance leave this interface alone, for its --policyscript
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    irqbalance_policy: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -188,33 +182,18 @@ pub(crate) fn run(args: NicArgs) -> Result<ExitCode, Failure> {
 }
 
 fn plan(args: &PlanArgs) -> Result<ExitCode, Failure> {
-    let wish = args.wish.wish();
     let nowhere = RecordFolder::new("/nonexistent");
-    let (plan, files) = match &args.root {
-        None => {
-            let files = Tree::new("/");
-            (Tuner::new(files.clone(), netlink()?, nowhere).plan(&args.iface, &wish), files)
-        }
-        Some(root) => {
-            let files = Tree::new(root);
-            (Tuner::new(files.clone(), NoInterfaceOps, nowhere).plan(&args.iface, &wish), files)
-        }
-    };
-    let plan = plan.map_err(failure)?;
-    let policy = args.wish.write_policy(&files, &args.iface)?;
+    let plan = Tuner::new(Tree::new("/"), netlink()?, nowhere).plan(&args.iface, &args.wish.wish()).map_err(failure)?;
     show(&plan_text(&plan, &args.output)?)?;
-    policy.as_ref().inspect(|line| say(line));
     Ok(ExitCode::SUCCESS)
 }
 
 fn apply(args: &ApplyArgs) -> Result<ExitCode, Failure> {
-    let policy = args.wish.write_policy(&Tree::new("/"), &args.iface)?;
     let mut shown = Ok(());
     let announce = |plan: &Plan| shown = plan_text(plan, &args.output).and_then(|text| show(&text));
     let report = tuner(&args.state)?.apply(&args.iface, &args.wish.wish(), args.yes, announce).map_err(failure)?;
     shown?;
     show(&report_text("apply", &report, &args.output)?)?;
-    policy.as_ref().inspect(|line| say(line));
     let refused = report.count(Finding::Refused);
     Ok(ended(refused, Status::Unavailable as u8, || {
         format!(
@@ -236,22 +215,6 @@ impl WishFlags {
         wish.threaded = self.threaded_napi.map(|switch| switch == SwitchFlag::On);
         wish
     }
-
-    /// Writes the script, if it was asked for, and says what to do with it.
-    fn write_policy(&self, files: &Tree, iface: &str) -> Result<Option<String>, Failure> {
-        let Some(path) = &self.irqbalance_policy else { return Ok(None) };
-        ksf_nic::check_name(iface).map_err(failure)?;
-        let script = policy_script(files, iface).ok_or_else(|| {
-            Failure::new(Status::Unavailable, format!("{iface} has no device whose interrupts irqbalance could move"))
-        })?;
-        write_policy(path, &script).map_err(failure)?;
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        Ok(Some(format!(
-            "the policy for irqbalance is in {0}; add --policyscript={0} to its arguments (IRQBALANCE_ARGS in \
-             /etc/default/irqbalance) and restart it",
-            path.display()
-        )))
-    }
 }
 
 fn netlink() -> Result<Netlink, Failure> {
@@ -267,9 +230,7 @@ fn failure(error: NicError) -> Failure {
         error if error.is_rights() => Status::NoPermission,
         NicError::BadName { .. } | NicError::Cpus { .. } => Status::Data,
         NicError::DefaultRoute { .. } => Status::Usage,
-        NicError::Record { .. } | NicError::Read { .. } | NicError::Interface { .. } | NicError::Policy { .. } => {
-            Status::Os
-        }
+        NicError::Record { .. } | NicError::Read { .. } | NicError::Interface { .. } => Status::Os,
         NicError::Content { .. } => Status::Internal,
         _ => Status::Unavailable,
     };
@@ -356,15 +317,7 @@ fn report_text(document: &'static str, report: &NicReport, output: &OutputFlags)
 }
 
 fn steering_text(steering: &ReceiveSteering) -> String {
-    let word = |on| if on { "yes" } else { "no" };
-    let (software, hardware) = (&steering.software, &steering.hardware);
-    format!(
-        "receive CPU selection in software: {} ({})\nreceive CPU selection in hardware: {} ({})\n",
-        word(software.on),
-        software.why,
-        word(hardware.on),
-        hardware.why
-    )
+    format!("receive CPU selection: {} ({})\n", if steering.on { "yes" } else { "no" }, steering.why)
 }
 
 fn action_word(action: PlannedAction) -> &'static str {

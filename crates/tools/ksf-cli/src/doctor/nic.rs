@@ -1,27 +1,19 @@
 //! Whether packets follow their readers, on the interfaces that are up. The crate `ksf-nic` looks; it changes nothing.
 
-use ksf_nic::{Inventory, Netlink, ReceiveSteering, SteeringVerdict, Tree, interfaces};
+use ksf_nic::{Inventory, Netlink, ReceiveSteering, Tree, interfaces};
 
 use super::machine::Machine;
 use super::verdict::{Probe, Verdict};
 
-/// The probes.
-pub(crate) const PROBES: &[Probe] = &[
-    Probe {
-        name: "nic_rfs",
-        title: "packets are handed to the CPU that reads their connection (RFS; was: Receive-CPU-Select)",
-        fallback: "they are worked on where the device's queue is served, and read elsewhere",
-        run: |_: &Machine| look(|steering| steering.software),
-    },
-    Probe {
-        name: "nic_arfs",
-        title: "the device puts packets into the queue of the CPU that reads their connection (aRFS)",
-        fallback: "RFS does it in software, where it is on; ksf accel flow, by source ports and an XDP program",
-        run: |_: &Machine| look(|steering| steering.hardware),
-    },
-];
+/// The probe.
+pub(crate) const PROBES: &[Probe] = &[Probe {
+    name: "nic_rfs",
+    title: "packets are handed to the CPU that reads their connection (RFS; was: Receive-CPU-Select)",
+    fallback: "they are worked on where the device's queue is served, and read elsewhere",
+    run: look,
+}];
 
-fn look(of: fn(ReceiveSteering) -> SteeringVerdict) -> Verdict {
+fn look(_: &Machine) -> Verdict {
     let files = Tree::new("/");
     let (names, netlink) = match (interfaces(&files), Netlink::open()) {
         (Ok(names), Ok(netlink)) => (names, netlink),
@@ -30,13 +22,13 @@ fn look(of: fn(ReceiveSteering) -> SteeringVerdict) -> Verdict {
     };
     let judged = names.into_iter().map(|name| {
         let facts = Inventory::look(&files, &netlink, &name);
-        (name, facts.map(|facts| of(ReceiveSteering::present(&facts))).map_err(|error| error.to_string()))
+        (name, facts.map(|facts| ReceiveSteering::present(&facts)).map_err(|error| error.to_string()))
     });
     verdict(judged.collect())
 }
 
 /// One verdict for all interfaces: it fails if it does on one of them.
-fn verdict(interfaces: Vec<(String, Result<SteeringVerdict, String>)>) -> Verdict {
+fn verdict(interfaces: Vec<(String, Result<ReceiveSteering, String>)>) -> Verdict {
     if interfaces.is_empty() {
         return Verdict::unknown("no interface but loopback is up");
     }
@@ -69,8 +61,8 @@ fn verdict(interfaces: Vec<(String, Result<SteeringVerdict, String>)>) -> Verdic
 mod tests {
     use super::*;
 
-    fn judged(name: &str, on: bool, why: &str) -> (String, Result<SteeringVerdict, String>) {
-        (name.to_owned(), Ok(SteeringVerdict { on, why: why.to_owned() }))
+    fn judged(name: &str, on: bool, why: &str) -> (String, Result<ReceiveSteering, String>) {
+        (name.to_owned(), Ok(ReceiveSteering { on, why: why.to_owned() }))
     }
 
     #[test]
