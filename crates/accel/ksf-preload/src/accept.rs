@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use ksf_accel_proto::message::{Answer, Request};
 use ksf_accel_proto::state::Worker;
+use ksf_interpose::errno::{errno, fail, set_errno};
 use libc::{sockaddr, socklen_t};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::descriptor::{self, borrow};
-use crate::errno::{errno, fail, set_errno};
 use crate::process::{enter, is_on, now_ns, process, state};
 use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
 use crate::{adopt, holder, interrupt, listener, pin, real, wait, worker};

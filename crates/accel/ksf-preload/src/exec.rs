@@ -59,7 +59,7 @@ unsafe fn collected(
             return run(list.as_ptr(), argument(index + 1).cast());
         }
     }
-    crate::errno::fail(libc::E2BIG)
+    ksf_interpose::errno::fail(libc::E2BIG)
 }
 
 /// `execl`, with its arguments found by the entry below: the path is the first of the registers.

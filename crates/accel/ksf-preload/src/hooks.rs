@@ -4,10 +4,10 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use ksf_interpose::errno::{errno, fail, set_errno};
 use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
 
 use crate::accept::Call;
-use crate::errno::{errno, fail, set_errno};
 use crate::exec::own_environment;
 use crate::process::{Entered, enter, process};
 use crate::real::{self, Strings, ThreadMain};

@@ -10,6 +10,8 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use ksf_interpose::{Handlers, Signals};
+
 use crate::descriptor;
 use crate::process::enter;
 use crate::table::Descriptor;
@@ -43,7 +45,7 @@ pub(crate) fn hold() -> Option<Held> {
     let mask = unsafe {
         let mut mask = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);
-        add(&mut mask, restarting);
+        Signals(restarting).add_to(&mut mask);
         mask
     };
     Some(Held { mask, fd })
@@ -67,25 +69,9 @@ pub(crate) fn moved(from: c_int, to: c_int) {
 }
 
 fn look() {
-    let (mut restarting, mut ending) = (0, 0);
-    for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: writes the action where it is told to; signals that are libc's own are refused.
-        let action = unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(signal, std::ptr::null(), &mut action) != 0 {
-                continue;
-            }
-            action
-        };
-        let bit = 1u64 << (signal - 1);
-        match action.sa_sigaction {
-            libc::SIG_DFL | libc::SIG_IGN => {}
-            _ if action.sa_flags & libc::SA_RESTART != 0 => restarting |= bit,
-            _ => ending |= bit,
-        }
-    }
-    RESTARTING.store(restarting, Ordering::Relaxed);
-    ENDING.store(ending, Ordering::Relaxed);
+    let handlers = Handlers::of_process();
+    RESTARTING.store(handlers.restarting.0, Ordering::Relaxed);
+    ENDING.store(handlers.ending.0, Ordering::Relaxed);
     LOOKED.store(true, Ordering::Release);
 }
 
@@ -99,29 +85,11 @@ fn signalfd(signals: u64) -> Option<c_int> {
     if let Some(fd) = known() {
         return Some(fd);
     }
-    // SAFETY: the set is plain numbers; the descriptor is the kernel's answer, and nobody else's.
-    let made = unsafe {
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        add(&mut set, signals);
-        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return None;
-        }
-        std::os::fd::FromRawFd::from_raw_fd(fd)
-    };
-    let fd = descriptor::keep(made);
+    let fd = descriptor::keep(Signals(signals).watch().ok()?);
     if let Some(last) = FD.load() {
         descriptor::release(last);
     }
     FD.store(Some(fd));
     FD_SIGNALS.store(signals, Ordering::Release);
     Some(fd)
-}
-
-fn add(set: &mut libc::sigset_t, signals: u64) {
-    for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
-        // SAFETY: the set was filled in; what is no signal is refused.
-        unsafe { libc::sigaddset(set, signal) };
-    }
 }

@@ -33,7 +33,6 @@ mod accept;
 mod adopt;
 mod descriptor;
 mod environment;
-mod errno;
 pub mod exec;
 mod holder;
 pub mod hooks;

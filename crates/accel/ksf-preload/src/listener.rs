@@ -99,9 +99,9 @@ fn backlog_of(fd: c_int) -> c_int {
     unsafe {
         let mut info: libc::tcp_info = std::mem::zeroed();
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
-        let errno = crate::errno::errno();
+        let errno = ksf_interpose::errno::errno();
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &mut length);
-        crate::errno::set_errno(errno);
+        ksf_interpose::errno::set_errno(errno);
         info.tcpi_sacked as c_int
     }
 }

@@ -1,8 +1,8 @@
 //! The next definition of a function that is defined here once more: libc's, or another library's that is preloaded.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use ksf_interpose::Next;
 use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
 
 /// A list of strings that ends with null: arguments or environment.
@@ -21,7 +21,7 @@ macro_rules! real {
                 // SAFETY: the function has this type by its manual page (variadic ones take their arguments where
                 // others do, on the ABIs of Linux); the arguments are handed on from the caller.
                 unsafe {
-                    let function = find(&found::$name, names::$name);
+                    let function = next::$name.get();
                     let function =
                         std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(function);
                     function($($argument),*)
@@ -30,24 +30,14 @@ macro_rules! real {
         )*
 
         #[allow(non_upper_case_globals)]
-        mod found {
-            use super::*;
-            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
-        }
-
-        #[allow(non_upper_case_globals)]
-        mod names {
-            use super::*;
-            $(pub(super) const $name: &CStr =
-                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name has no NUL"),
-                };)*
+        mod next {
+            use super::Next;
+            $(pub(super) static $name: Next = Next::new(concat!(stringify!($name), "\0"));)*
         }
 
         /// Looks all of them up.
         pub(crate) fn find_all() {
-            $(look_up(&found::$name, names::$name);)*
+            $(next::$name.look_up();)*
         }
     };
 }
@@ -77,22 +67,4 @@ real! {
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int;
     fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int;
     fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, main: ThreadMain, argument: *mut c_void) -> c_int;
-}
-
-fn look_up(found: &AtomicPtr<c_void>, name: &CStr) {
-    // SAFETY: the name is a string. Two threads that look at once find the same.
-    found.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }, Ordering::Relaxed);
-}
-
-fn find(found: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    if found.load(Ordering::Relaxed).is_null() {
-        // Called before this library was started, by another library's constructor.
-        look_up(found, name);
-    }
-    let function = found.load(Ordering::Relaxed);
-    if function.is_null() {
-        // A program calls what its libc does not have: it could not have been started without this library.
-        std::process::abort();
-    }
-    function
 }

@@ -24,9 +24,9 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 /// glibc and musl call this with `main`'s arguments; where nothing is set in the environment, nothing is done, now and
 /// later.
 extern "C" fn start(_count: c_int, _arguments: *const *const c_char, strings: *const *const c_char) {
-    let errno = crate::errno::errno();
+    let errno = ksf_interpose::errno::errno();
     let _ = begin(strings);
-    crate::errno::set_errno(errno);
+    ksf_interpose::errno::set_errno(errno);
 }
 
 fn begin(strings: *const *const c_char) -> Option<()> {

@@ -4,9 +4,10 @@
 //! inherited their descriptors. They are changed under [`crate::process::enter`] only, and read without.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use ksf_accel_proto::state::{LISTENERS_MAX, WORKERS_MAX};
+use ksf_interpose::Marks;
 
 /// Descriptors with a higher number are left alone.
 pub(crate) const FDS_MAX: usize = 1 << 16;
@@ -31,14 +32,16 @@ pub(crate) enum Kind {
 const LISTENER: u16 = 0x100;
 const EPOLL: u16 = 0x200;
 
-static KINDS: [AtomicU16; FDS_MAX] = [const { AtomicU16::new(0) }; FDS_MAX];
-/// All marked numbers are below.
-static KINDS_END: AtomicU32 = AtomicU32::new(0);
+static KINDS: Marks<FDS_MAX> = Marks::new();
 
 /// What the table says of a number: a load and a compare for those that are nothing here.
 #[inline]
 pub(crate) fn kind(fd: c_int) -> Kind {
-    match KINDS.get(fd as usize).map_or(0, |kind| kind.load(Ordering::Acquire)) {
+    of_mark(KINDS.get(fd).unwrap_or(0))
+}
+
+fn of_mark(mark: u16) -> Kind {
+    match mark {
         0 => Kind::None,
         1 => Kind::Foreign,
         2 => Kind::Own,
@@ -49,7 +52,6 @@ pub(crate) fn kind(fd: c_int) -> Kind {
 
 /// False where the number is too high for the table.
 pub(crate) fn set_kind(fd: c_int, kind: Kind) -> bool {
-    let Some(entry) = KINDS.get(fd as usize) else { return false };
     let number = match kind {
         Kind::None => 0,
         Kind::Foreign => 1,
@@ -57,17 +59,12 @@ pub(crate) fn set_kind(fd: c_int, kind: Kind) -> bool {
         Kind::Listener(slot) => LISTENER + slot as u16,
         Kind::Epoll(instance) => EPOLL + instance as u16,
     };
-    if number != 0 {
-        KINDS_END.fetch_max(fd as u32 + 1, Ordering::Relaxed);
-    }
-    entry.store(number, Ordering::Release);
-    true
+    KINDS.set(fd, number)
 }
 
 /// The marked numbers from `first` to `last`, both included.
 pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Kind)> {
-    let end = last.saturating_add(1).min(KINDS_END.load(Ordering::Relaxed));
-    (first..end).map(|fd| (fd as c_int, kind(fd as c_int))).filter(|(_, kind)| *kind != Kind::None)
+    KINDS.marked(first, last).map(|(fd, mark)| (fd, of_mark(mark)))
 }
 
 /// A descriptor, or none. All zeros is none.

@@ -258,7 +258,7 @@ fn add(
 ) -> c_int {
     let already = watching(epoll, fd, slot);
     if already.is_some_and(|(_, entry)| entry.inner.load().is_some()) {
-        return crate::errno::fail(libc::EEXIST);
+        return ksf_interpose::errno::fail(libc::EEXIST);
     }
     let once = asked.events & libc::EPOLLONESHOT as u32 != 0;
     if !once {
@@ -267,7 +267,7 @@ fn add(
             return result;
         }
     }
-    let errno = crate::errno::errno();
+    let errno = ksf_interpose::errno::errno();
     let result = match begin(entered, epoll, fd, slot, asked) {
         Some(index) if once => stand_in(epoll, fd, slot, &INSTANCES[index], asked).unwrap_or_else(&plain),
         Some(index) => {
@@ -278,7 +278,7 @@ fn add(
         None => 0,
     };
     if result == 0 {
-        crate::errno::set_errno(errno);
+        ksf_interpose::errno::set_errno(errno);
     }
     result
 }
@@ -332,7 +332,7 @@ fn modify(
     asked: epoll_event,
     plain: impl Fn() -> c_int,
 ) -> c_int {
-    let errno = crate::errno::errno();
+    let errno = ksf_interpose::errno::errno();
     let wants = asked.events & libc::EPOLLIN as u32 != 0;
     if let Some((instance, entry)) = watching(epoll, fd, slot)
         && let Some(inner) = entry.inner.load()
@@ -360,7 +360,7 @@ fn modify(
         unwatch(instance, entry);
     }
     begin_late(entered, epoll, fd, slot, asked);
-    crate::errno::set_errno(errno);
+    ksf_interpose::errno::set_errno(errno);
     0
 }
 

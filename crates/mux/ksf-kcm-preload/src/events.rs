@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::attached::Attached;
 use crate::hooks::{give, to_ms};
 use crate::kcm::Kcm;
 use crate::signals::{Blocked, SLICE};
-use crate::table::{Entry, find, lock};
+use crate::table::{Entry, find, lock, lock_blocked};
 use crate::{ownership, real};
 
 /// What is in a set of the program's.
@@ -31,6 +32,7 @@ enum What {
 
 /// Notes that it is in a set, or not any more.
 fn register(set: c_int, fd: c_int, data: u64, what: Option<What>) {
+    USED.store(true, Ordering::Release);
     let mut registered = lock(&REGISTERED);
     registered.retain(|of| {
         let is_open = match &of.what {
@@ -43,6 +45,8 @@ fn register(set: c_int, fd: c_int, data: u64, what: Option<What>) {
 }
 
 static REGISTERED: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+/// False while nothing was ever registered: most programs.
+static USED: AtomicBool = AtomicBool::new(false);
 
 impl Registered {
     /// The message socket, if it is one that is open.
@@ -171,19 +175,21 @@ pub(crate) unsafe fn wait(
 
 /// True if a message socket or a connection is in this set.
 pub(crate) fn concerns(set: c_int) -> bool {
-    lock(&REGISTERED).iter().any(|of| of.set == set)
+    USED.load(Ordering::Acquire) && lock(&REGISTERED).iter().any(|of| of.set == set)
 }
 
 /// Forgets sets and sockets that are closed.
 pub(crate) fn forget(closed: &RangeInclusive<c_int>) {
-    lock(&REGISTERED).retain(|of| !closed.contains(&of.set) && !closed.contains(&of.fd));
+    if USED.load(Ordering::Acquire) {
+        lock(&REGISTERED).retain(|of| !closed.contains(&of.set) && !closed.contains(&of.fd));
+    }
 }
 
-/// The list, locked.
+/// The list, locked while no handler can run.
 pub(crate) type Locked = MutexGuard<'static, Vec<Registered>>;
 
 pub(crate) fn locked() -> Locked {
-    lock(&REGISTERED)
+    lock_blocked(&REGISTERED)
 }
 
 /// In a child: forgets what the parent has registered.

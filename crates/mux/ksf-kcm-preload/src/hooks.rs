@@ -3,19 +3,20 @@
 //!
 //! None of them panics on what a program passes; what panicked would end the process at this boundary.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
+use ksf_interpose::Next;
+use ksf_interpose::errno::{errno, set_errno};
 use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off64_t, pollfd, sigset_t};
 use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 
 use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, part};
 use crate::table::{self, Entry};
-use crate::{events, ownership, passed, procfs, program, real, watch};
+use crate::{events, ownership, passed, procfs, program, watch};
 
 /// As functions of libc answer: a number, or -1 and errno.
 pub(crate) trait Returned {
@@ -36,15 +37,9 @@ impl Returned for isize {
 
 pub(crate) fn give<T: Returned>(answer: Answer<T>) -> T {
     answer.unwrap_or_else(|errno| {
-        // SAFETY: the place of this thread's errno can be written.
-        unsafe { *libc::__errno_location() = errno };
+        set_errno(errno);
         T::failed()
     })
-}
-
-pub(crate) fn errno() -> c_int {
-    // SAFETY: the place of this thread's errno can be read.
-    unsafe { *libc::__errno_location() }
 }
 
 /// Defines functions of libc: each tries its body, and hands on where that gives `None`. `$real` is the next
@@ -59,17 +54,13 @@ macro_rules! hooks {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name has no NUL"),
-            };
+            static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
             let $real = |$($argument: $type),*| -> $result {
                 // SAFETY: the function has this type by its manual page (variadic ones take their arguments where
                 // others do, on the ABIs of Linux), and the arguments are the caller's or as good.
                 unsafe {
                     let function =
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(real::next(NAME, &FOUND));
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(NEXT.get());
                     function($($argument),*)
                 }
             };

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::attached::Attached;
 use crate::signals::Blocked;
-use crate::table::{self, Entry, lock};
+use crate::table::{self, Entry, lock, lock_blocked};
 use crate::{ownership, program};
 
 /// A call's result: a number, or an error number.
@@ -83,11 +83,11 @@ impl Drop for Group {
     }
 }
 
-/// The list of them, locked.
+/// The list of them, locked while no handler can run.
 pub(crate) type Locked = MutexGuard<'static, Vec<Weak<Group>>>;
 
 pub(crate) fn locked() -> Locked {
-    lock(&GROUPS)
+    lock_blocked(&GROUPS)
 }
 
 /// In a child: forgets those of the parent.

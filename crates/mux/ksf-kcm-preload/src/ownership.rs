@@ -18,7 +18,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use ksf_mux::ConnectionId;
 
-use crate::table::{self, Entry, lock};
+use crate::signals::Blocked;
+use crate::table::{self, Entry, lock, lock_blocked};
 use crate::{events, kcm, notice};
 
 /// The process whose memory this is.
@@ -118,12 +119,15 @@ fn open_descriptors() -> Vec<RawFd> {
     found
 }
 
-/// Every lock of this library's own is held over fork, so that none is held in the child by a thread that it has not.
+/// Every lock of this library's own is held over fork, so that none is held in the child by a thread that it has not. No
+/// handler runs meanwhile.
 struct Held {
     table: table::Locked,
     registered: events::Locked,
     groups: kcm::Locked,
     copies: MutexGuard<'static, BTreeMap<(usize, u64), Copy>>,
+    /// Dropped last.
+    _blocked: Blocked,
 }
 
 thread_local! {
@@ -132,8 +136,14 @@ thread_local! {
 
 // No thread waits for one of these locks while it holds another, so their order does not matter.
 extern "C" fn before_fork() {
-    let held =
-        Held { table: table::locked(), registered: events::locked(), groups: kcm::locked(), copies: lock(&COPIES) };
+    let blocked = Blocked::all();
+    let held = Held {
+        table: table::locked(),
+        registered: events::locked(),
+        groups: kcm::locked(),
+        copies: lock_blocked(&COPIES),
+        _blocked: blocked,
+    };
     let _ = HELD.try_with(|place| *place.borrow_mut() = Some(held));
 }
 

@@ -1,25 +1,9 @@
 //! The functions of libc behind those defined here.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::ffi::{c_int, c_void};
 
+use ksf_interpose::Next;
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
-
-/// The next definition of a function, found once.
-pub(crate) fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    let known = found.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: the name is a string. Two threads that look at once find the same.
-    let function = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if function.is_null() {
-        // SAFETY: ends the process. It has called a function that its libc does not have.
-        unsafe { libc::abort() };
-    }
-    found.store(function, Ordering::Relaxed);
-    function
-}
 
 /// ppoll(2)
 ///
@@ -33,9 +17,9 @@ pub(crate) unsafe fn ppoll(
     signals: *const sigset_t,
 ) -> c_int {
     type Function = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    static NEXT: Next = Next::new("ppoll\0");
     // SAFETY: the function has this type, and the arguments are the caller's.
-    unsafe { std::mem::transmute::<*mut c_void, Function>(next(c"ppoll", &FOUND))(set, count, timeout, signals) }
+    unsafe { std::mem::transmute::<*mut c_void, Function>(NEXT.get())(set, count, timeout, signals) }
 }
 
 /// epoll_pwait(2)
@@ -51,9 +35,7 @@ pub(crate) unsafe fn epoll_pwait(
     signals: *const sigset_t,
 ) -> c_int {
     type Function = unsafe extern "C" fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
-    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    static NEXT: Next = Next::new("epoll_pwait\0");
     // SAFETY: the function has this type, and the arguments are the caller's.
-    unsafe {
-        std::mem::transmute::<*mut c_void, Function>(next(c"epoll_pwait", &FOUND))(set, found, max, timeout_ms, signals)
-    }
+    unsafe { std::mem::transmute::<*mut c_void, Function>(NEXT.get())(set, found, max, timeout_ms, signals) }
 }

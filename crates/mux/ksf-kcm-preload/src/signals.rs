@@ -10,10 +10,11 @@
 //! would end the call.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use ksf_interpose::errno::errno;
+use ksf_interpose::{Handlers, Signals};
 use ksf_mux::kcm::KcmSocketError;
 use libc::{pollfd, sigset_t};
 
@@ -39,14 +40,20 @@ pub(crate) fn wait<T>(
     let timeout = if what == For::Message { kcm.socket.receive_timeout() } else { kcm.socket.send_timeout() };
     let blocked = Blocked::all();
     // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
-    let handlers = Handlers::of_process(&blocked.before, timeout.is_some());
-    if !handlers.some_interrupt {
+    let handlers = Handlers::of_process();
+    let held_back = SYNCHRONOUS.iter().fold(Signals::of(&blocked.before), |set, signal| set.with(*signal));
+    let (mut restart, mut end_calls) = (handlers.restarting.without(held_back), handlers.ending.without(held_back));
+    if timeout.is_some() {
+        end_calls.0 |= std::mem::take(&mut restart).0;
+    }
+    if end_calls.is_empty() {
         return None;
     }
-    let restarting = match handlers.restarting() {
+    let restarting: Option<OwnedFd> = match (!restart.is_empty()).then(|| restart.watch()).transpose() {
         Ok(restarting) => restarting,
         Err(errno) => return Some(Err(errno)),
     };
+    let restart = restart.to_set();
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         match attempt() {
@@ -68,11 +75,11 @@ pub(crate) fn wait<T>(
             polled(if watched { readiness(kcm) } else { -1 }),
             polled(restarting.as_ref().map_or(-1, AsRawFd::as_raw_fd)),
         ];
-        if let Err(errno) = poll_with(&mut set, left, &blocked.plus(&handlers.restart)) {
+        if let Err(errno) = poll_with(&mut set, left, &blocked.plus(&restart)) {
             return Some(Err(errno));
         }
         if set[1].revents != 0 {
-            blocked.let_through(&handlers.restart);
+            blocked.let_through(&restart);
         }
     }
 }
@@ -87,70 +94,12 @@ pub(crate) fn poll_with(set: &mut [pollfd], timeout: Option<Duration>, signals: 
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the list is as long as it says, and all of it lives during the call.
     let result = unsafe { crate::real::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout, signals) };
-    if result < 0 { Err(crate::hooks::errno()) } else { Ok(result) }
-}
-
-/// Signals that have handlers and are not blocked by the program.
-struct Handlers {
-    /// Their calls go on.
-    restart: sigset_t,
-    some_restart: bool,
-    some_interrupt: bool,
-}
-
-impl Handlers {
-    fn of_process(blocked: &sigset_t, all_interrupt: bool) -> Self {
-        let mut handlers = Self { restart: empty(), some_restart: false, some_interrupt: false };
-        for signal in (1..=libc::SIGRTMAX()).filter(|signal| !SYNCHRONOUS.contains(signal)) {
-            // SAFETY: the set is a value.
-            if unsafe { libc::sigismember(blocked, signal) } == 1 {
-                continue;
-            }
-            let mut action = MaybeUninit::<libc::sigaction>::uninit();
-            // SAFETY: asks only; libc refuses the signals that are its own.
-            if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
-                continue;
-            }
-            // SAFETY: the call has succeeded, so it is filled in.
-            let action = unsafe { action.assume_init() };
-            if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
-                continue;
-            }
-            if action.sa_flags & libc::SA_RESTART == 0 || all_interrupt {
-                handlers.some_interrupt = true;
-            } else {
-                handlers.some_restart = true;
-                // SAFETY: the set is a value, the signal exists.
-                unsafe { libc::sigaddset(&mut handlers.restart, signal) };
-            }
-        }
-        handlers
-    }
-
-    /// A descriptor that is readable while one of those waits whose calls go on. It takes none.
-    fn restarting(&self) -> Answer<Option<OwnedFd>> {
-        if !self.some_restart {
-            return Ok(None);
-        }
-        // SAFETY: makes a descriptor, from a set that is a value.
-        let fd = unsafe { libc::signalfd(-1, &self.restart, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        // SAFETY: it was just made, and no other code knows it.
-        if fd < 0 { Err(crate::hooks::errno()) } else { Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })) }
-    }
+    if result < 0 { Err(errno()) } else { Ok(result) }
 }
 
 /// Signals by which the kernel reports an error of the code that runs: blocked, they would end the program.
 const SYNCHRONOUS: [c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
-
-fn empty() -> sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: fills the set in.
-    unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        set.assume_init()
-    }
-}
 
 /// No signal comes to this thread, nor to threads it starts, while this lives.
 pub(crate) struct Blocked {
@@ -160,7 +109,8 @@ pub(crate) struct Blocked {
 
 impl Blocked {
     pub(crate) fn all() -> Self {
-        let (mut all, mut before) = (empty(), empty());
+        // For each lock that is taken: quicker than adding those that are blocked.
+        let (mut all, mut before) = (Signals::default().to_set(), Signals::default().to_set());
         // SAFETY: the sets are values, and the signals exist.
         unsafe {
             libc::sigfillset(&mut all);
@@ -175,20 +125,13 @@ impl Blocked {
     /// What the program had blocked, and these.
     fn plus(&self, others: &sigset_t) -> sigset_t {
         let mut set = self.before;
-        for signal in 1..=libc::SIGRTMAX() {
-            // SAFETY: the sets are values; a signal that does not exist changes nothing.
-            unsafe {
-                if libc::sigismember(others, signal) == 1 {
-                    libc::sigaddset(&mut set, signal);
-                }
-            }
-        }
+        Signals::of(others).add_to(&mut set);
         set
     }
 
     /// Lets the handlers of these run, if they wait.
     fn let_through(&self, signals: &sigset_t) {
-        let mut now = empty();
+        let mut now = Signals::default().to_set();
         // SAFETY: the sets are values. What waits is delivered before the first call returns.
         unsafe {
             libc::pthread_sigmask(libc::SIG_UNBLOCK, signals, &mut now);

@@ -1,16 +1,22 @@
 //! Which descriptors of the process are not what the kernel takes them for.
+//!
+//! A handler of the program's may make any call on a descriptor, wherever it interrupts this library. So a call on a
+//! descriptor that is nothing here takes no lock ([`MARKS`]), and no handler runs while a lock of this library is held
+//! ([`lock`]).
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::ops::RangeInclusive;
+use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf_bpf_framing::FramingProgram;
+use ksf_interpose::Marks;
 
 use crate::attached::Attached;
 use crate::kcm::{Answer, Kcm};
 use crate::ownership;
+use crate::signals::Blocked;
 
 /// What a descriptor is.
 #[derive(Clone)]
@@ -25,15 +31,22 @@ pub(crate) enum Entry {
     Inherited,
 }
 
-static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
-/// False while the table was never used: most calls of most programs.
-static USED: AtomicBool = AtomicBool::new(false);
+static TABLE: Mutex<BTreeMap<c_int, Entry>> = Mutex::new(BTreeMap::new());
+/// 1 for those in the table. Changed under its lock.
+static MARKS: Marks<{ 1 << 16 }> = Marks::new();
+/// A descriptor was entered whose number is too high for a mark.
+static HIGH: AtomicBool = AtomicBool::new(false);
+
+/// False for nearly all descriptors of most programs.
+fn may_have(fd: c_int) -> bool {
+    MARKS.get(fd).map_or_else(|| HIGH.load(Ordering::Acquire), |mark| mark != 0)
+}
 
 pub(crate) fn find(fd: c_int) -> Option<Entry> {
-    if !USED.load(Ordering::Acquire) {
+    if !may_have(fd) {
         return None;
     }
-    let entry = TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&fd).cloned()?;
+    let entry = lock(&TABLE).get(&fd).cloned()?;
     match entry {
         // In a child of vfork or clone, which may have closed it since and uses the number for something else.
         Entry::Kcm(_) | Entry::Tcp(_) if !ownership::is_owner() => ownership::is_marked(fd).then_some(Entry::Inherited),
@@ -62,7 +75,7 @@ pub(crate) fn message_sockets() -> Vec<c_int> {
     if !ownership::is_owner() {
         return Vec::new();
     }
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    let table = lock(&TABLE);
     table.iter().filter(|(_, entry)| matches!(entry, Entry::Kcm(_))).map(|(fd, _)| *fd).collect()
 }
 
@@ -70,9 +83,15 @@ pub(crate) fn insert(fd: c_int, entry: Entry) {
     if !ownership::is_owner() {
         return;
     }
-    USED.store(true, Ordering::Release);
-    let old = TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
-    // This is not done under the lock: it may close descriptors, which looks into the table.
+    let _blocked = Blocked::all();
+    let mut table = lock(&TABLE);
+    if !MARKS.set(fd, 1) {
+        HIGH.store(true, Ordering::Release);
+    }
+    let old = table.insert(fd, entry);
+    drop(table);
+    // This is not done under the lock: it may close descriptors, which looks into the table. Nor may a handler run: it
+    // frees memory.
     drop(old);
 }
 
@@ -82,13 +101,20 @@ pub(crate) fn remove(fd: c_int) {
 
 /// Forgets all of these.
 pub(crate) fn remove_range(closed: RangeInclusive<c_int>) {
-    if USED.load(Ordering::Acquire) && ownership::is_owner() {
-        let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-        let old: Vec<_> = table.extract_if(closed, |_, _| true).collect();
-        drop(table);
-        // As in `insert`.
-        drop(old);
+    let ends = (u32::try_from(*closed.start()).unwrap_or(0), u32::try_from(*closed.end()));
+    let has_marked = || ends.1.is_ok_and(|last| MARKS.marked(ends.0, last).next().is_some());
+    if !ownership::is_owner() || !(HIGH.load(Ordering::Acquire) || has_marked()) {
+        return;
     }
+    let _blocked = Blocked::all();
+    let mut table = lock(&TABLE);
+    let old: Vec<_> = table.extract_if(closed, |_, _| true).collect();
+    for (fd, _) in &old {
+        MARKS.set(*fd, 0);
+    }
+    drop(table);
+    // As in `insert`.
+    drop(old);
 }
 
 /// A descriptor was duplicated.
@@ -99,11 +125,11 @@ pub(crate) fn copy(from: c_int, to: c_int) {
     }
 }
 
-/// The table, locked.
-pub(crate) type Locked = RwLockWriteGuard<'static, BTreeMap<c_int, Entry>>;
+/// The table, locked while no handler can run.
+pub(crate) type Locked = MutexGuard<'static, BTreeMap<c_int, Entry>>;
 
 pub(crate) fn locked() -> Locked {
-    TABLE.write().unwrap_or_else(PoisonError::into_inner)
+    lock_blocked(&TABLE)
 }
 
 /// In a child: what was the parent's is not the child's. Nothing is dropped, because that would end it.
@@ -117,6 +143,7 @@ pub(crate) fn leave(table: &mut Locked) {
             Entry::Tcp(tcp) => {
                 tcp.close_alarm();
                 std::mem::forget(tcp);
+                MARKS.set(fd, 0);
                 continue;
             }
             entry => entry,
@@ -125,6 +152,34 @@ pub(crate) fn leave(table: &mut Locked) {
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// What a lock of this library guards. No handler of the program's runs in this thread until it is dropped: one that
+/// needs the lock would wait for the thread that it has interrupted.
+pub(crate) struct Guard<'a, T> {
+    // Dropped in this order.
+    guard: MutexGuard<'a, T>,
+    _blocked: Blocked,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Guard<'_, T> {
+    let blocked = Blocked::all();
+    Guard { guard: lock_blocked(mutex), _blocked: blocked }
+}
+
+/// The same for a caller that has signals blocked for as long as it holds the lock.
+pub(crate) fn lock_blocked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -90,6 +90,14 @@ fn forks_under_load() {
     run(&mut program.preloaded());
 }
 
+/// A handler may make calls of its own wherever it interrupts calls on a message socket.
+#[test]
+fn handlers_make_calls_wherever_they_interrupt() {
+    own_network();
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/handlers.c", &["-O1"]);
+    run(&mut program.preloaded());
+}
+
 /// Eight clients, four clones, a thread for each: as the kernel's documentation has it, and with several messages a call.
 #[test]
 fn every_client_gets_its_own_answers() {
