@@ -40,7 +40,7 @@ fn layout() -> String {
         };
     }
     offsets!(State, "ksf_state": control homes workers);
-    offsets!(Control, "ksf_control": version on workers_end busy_limit_ns paused);
+    offsets!(Control, "ksf_control": version on workers_end busy_limit_ns rescue_pending);
     offsets!(Home, "ksf_home": len worker);
     offsets!(Worker, "ksf_worker": ready busy_since_ns generation cpu pid stalled accepted_own accepted_fallback
         accepted_stolen steered_local steered_remote);

@@ -11,10 +11,14 @@
 //! | [`Request::Listen`] | the listener | |
 //! | [`Request::Join`] | the listener | queue, rescue eventfd |
 //! | [`Request::Leave`] | | |
-//! | [`Request::Steal`] | | a queue that nobody serves, if there is one |
+//! | [`Request::Steal`] | the listener | a queue that no worker serves, if there is one |
 //!
 //! Rules between the two ends:
 //!
+//! * The token of Hello admits a process. That of the environment is good for the holder's user and the user of the process
+//!   that was started. That of the lifetime memfd (its first 16 bytes) is good for every user: a process has it only if it
+//!   is a `fork()` of an admitted one, because `exec()` ends the mapping.
+//! * Whoever names a listener shows its descriptor, unless the request is about the process's own worker alone.
 //! * A worker ends with Leave of its last listener, with its process, or when the process begins anew ([`Request::Hello`]
 //!   after `exec()`). Threads of a process share its workers; a child of `fork()` has none, and asks for its own.
 //! * Join announces a listener that was never announced, so Listen is a matter of being early.
@@ -48,7 +52,7 @@ pub enum Request {
     Hello {
         /// [`crate::state::VERSION`].
         version: u32,
-        /// The secret from the environment.
+        /// The secret from the environment, or that of the lifetime memfd.
         token: [u8; 16],
         /// Process id as the process sees it (the holder takes the true one from the socket).
         pid: u32,
@@ -84,7 +88,7 @@ pub enum Request {
         /// 1: the program has closed its last descriptor of the listener in this process.
         closed: u32,
     },
-    /// The worker was woken by the rescue eventfd: is there a queue to take from?
+    /// The worker was woken by the rescue eventfd, and asks for a queue to take from.
     Steal {
         /// `SO_COOKIE` of the listener.
         cookie: u64,

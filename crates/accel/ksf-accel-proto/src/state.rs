@@ -4,13 +4,14 @@
 //! one, it is a memfd and only threads and holder use it. `crates/accel/ksf-accel/bpf/state.h` is its twin in C; a test
 //! holds sizes and offsets against each other.
 //!
-//! Every field but [`Control::rescue_pending`] is written by one side: the table says which. Nothing here is trusted by the kernel beyond "whom to
-//! prefer": wrong values cost locality, not connections, because queues that nobody serves are found by the holder.
+//! Every field but [`Control::rescue_pending`] is written by one side: the table says which. Every process of the program can
+//! write all of it, so steering programs and holder take it for hints: whom to prefer, whom to wake. Wrong values cost the
+//! program locality. They give no process a queue or another program's connections, and they keep no rule alive.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// Changes with every change of the layout or of the messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Listeners of one accelerated program. One bit each in [`Worker::ready`].
 pub const LISTENERS_MAX: usize = 64;
 /// Workers of one accelerated program. A worker is an epoll instance, or a thread that blocks in `accept()`.
@@ -46,8 +47,8 @@ pub struct Control {
     pub _pad: AtomicU32,
     /// A worker that has been away from its wait longer than this (ns) is passed over where another is not.
     pub busy_limit_ns: AtomicU64,
-    /// Listeners (a bit each) of which the steering program sends nothing to queues now.
-    pub paused: AtomicU64,
+    /// Unused.
+    pub _pad2: AtomicU64,
     /// Listeners (a bit each) whose rescue eventfd may be readable: a hint that saves the look. Set by the holder before
     /// it asks for a rescue, and by a worker that passes that on; cleared by the holder when none is asked for.
     pub rescue_pending: AtomicU64,

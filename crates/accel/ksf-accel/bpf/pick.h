@@ -56,8 +56,6 @@ static __always_inline int ksf_pick(struct ksf_state *state, __u32 listener)
 	if (!turn || !KSF_READ(state->control.on) || listener >= KSF_LISTENERS_MAX)
 		return KSF_NOBODY;
 	__u64 bit = 1ULL << listener;
-	if (KSF_READ(state->control.paused) & bit)
-		return KSF_NOBODY;
 	__u64 now = bpf_ktime_get_ns();
 	__u64 limit = KSF_READ(state->control.busy_limit_ns);
 	__u32 start = (*turn)++;

@@ -19,9 +19,9 @@ struct ksf_control {
 	__u32 workers_end;
 	__u32 pad;
 	__u64 busy_limit_ns;
-	__u64 paused;
+	__u64 pad2;
 	__u64 rescue_pending;
-	__u64 pad2[3];
+	__u64 pad3[3];
 };
 
 struct ksf_home {

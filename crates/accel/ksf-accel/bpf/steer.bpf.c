@@ -9,7 +9,7 @@
  */
 #include "pick.h"
 
-enum { KSF_AF_INET = 2, KSF_IPPROTO_TCP = 6 };
+enum { KSF_AF_INET = 2, KSF_IPPROTO_TCP = 6, KSF_TCP_LISTEN = 10 };
 
 /* What to do with a request to one address. */
 enum { KSF_STEER = 0, KSF_LEAVE = 1, KSF_REFUSE = 2 };
@@ -48,6 +48,17 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } ksf_queues SEC(".maps");
+
+/*
+ * The program's own socket that the queue of the same index stands for. The kernel takes a socket out of a map when it is
+ * closed, however that comes about: a rule that the holder has not withdrawn yet ends with it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, KSF_LISTENERS_MAX * KSF_WORKERS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} ksf_owners SEC(".maps");
 
 /* 1: the loader may read kernel structures (CAP_PERFMON), so that full queues are seen. */
 const volatile __u32 ksf_sees_backlog = 0;
@@ -117,6 +128,14 @@ int ksf_steer(struct bpf_sk_lookup *ctx)
 	if (w < 0)
 		return SK_PASS;
 	__u32 index = listener * KSF_WORKERS_MAX + (w & (KSF_WORKERS_MAX - 1));
+	struct bpf_sock *owner = bpf_map_lookup_elem(&ksf_owners, &index);
+	if (!owner)
+		return SK_PASS;
+	/* After shutdown() it is still open, and may listen elsewhere. */
+	int listens = owner->state == KSF_TCP_LISTEN && owner->src_port == ctx->local_port;
+	bpf_sk_release(owner);
+	if (!listens)
+		return SK_PASS;
 	struct bpf_sock *queue = bpf_map_lookup_elem(&ksf_queues, &index);
 	if (!queue)
 		return SK_PASS;

@@ -65,7 +65,7 @@ impl Shared {
     }
 
     /// Gives a place to a new worker: all counters begin at zero, and it is ready for nothing yet.
-    pub(crate) fn begin_worker(&self, index: usize, pid: u32, cpu: Option<u32>) {
+    pub(crate) fn begin_worker(&self, index: usize, pid: u32, cpu: Option<u32>, generation: u32) {
         let worker = self.worker(index);
         worker.ready.store(0, Relaxed);
         worker.busy_since_ns.store(0, Relaxed);
@@ -80,7 +80,7 @@ impl Shared {
             counter.store(0, Relaxed);
         }
         worker.cpu.store(cpu.map_or(NO_CPU, |cpu| cpu as i32), Relaxed);
-        worker.generation.fetch_add(1, Relaxed);
+        worker.generation.store(generation, Relaxed);
         worker.pid.store(pid, Release);
         self.state().control.workers_end.fetch_max(index as u32 + 1, Relaxed);
     }

@@ -36,12 +36,34 @@ pub(crate) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Process id of who connected a Unix socket, 0 where this process namespace does not show it.
-pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<u32> {
+/// Process and effective user that connected a Unix socket, as the kernel noted them then. The process id is 0 where this
+/// process namespace does not show it.
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     // `struct ucred`: pid, uid, gid.
     let credentials = option(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, size_of::<libc::ucred>())?;
-    let pid = credentials.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
-    pid.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let word = |at: usize| credentials.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+    word(0).zip(word(4)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Process id behind a pidfd. `None`: it has ended.
+pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    line.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// The descriptor by which a process has a socket open, `hint` first. An error: /proc does not tell this process.
+pub(crate) fn descriptor_of(pid: u32, inode: u64, hint: Option<u32>) -> io::Result<Option<u32>> {
+    let folder = format!("/proc/{pid}/fd");
+    let wanted = format!("socket:[{inode}]");
+    let is_it =
+        |fd: u32| std::fs::read_link(format!("{folder}/{fd}")).is_ok_and(|to| to.as_os_str() == wanted.as_str());
+    if let Some(fd) = hint.filter(|fd| is_it(*fd)) {
+        return Ok(Some(fd));
+    }
+    let entries = std::fs::read_dir(&folder)?;
+    let mut numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    Ok(numbers.find(|fd| is_it(*fd)))
 }
 
 /// A pidfd of who connected a Unix socket. The kernel knows it since 6.5; before, it is found by its id, which may be

@@ -35,7 +35,7 @@ fn a_stalled_workers_connections_are_taken_by_another() {
         wait_until("all are taken", || {
             taken.extend(accept_all(&other.queue));
             taken.extend(accept_all(&own));
-            if let Some((from, queue)) = library.steal(cookie(&own), other.worker) {
+            if let Some((from, queue)) = library.steal(&own, other.worker) {
                 assert_eq!(from, stuck.worker);
                 let queue = accept_all(&queue);
                 stolen += queue.len();
@@ -44,7 +44,7 @@ fn a_stalled_workers_connections_are_taken_by_another() {
             taken.len() == clients.len()
         });
         assert!(stolen > 0, "{level:?}");
-        assert_eq!(library.steal(cookie(&own), other.worker).map(|it| it.0), None, "{level:?}");
+        assert_eq!(library.steal(&own, other.worker).map(|it| it.0), None, "{level:?}");
         let status = holder.status().unwrap();
         assert!(status.stalls > 0 && status.rescues > 0, "{level:?}: {status:?}");
         // While it waits again and has nothing, it is not stalled: the holder sees that too.
@@ -72,7 +72,7 @@ fn a_killed_workers_queue_is_rescued_and_then_inherited() {
     let mut clients = connect_from(a, own.local_addr().unwrap(), 30);
     drop(dying);
     wait_until("the other is woken", || readable(&on_b.rescue));
-    let (from, queue) = living.steal(cookie(&own), on_b.worker).expect("a queue");
+    let (from, queue) = living.steal(&own, on_b.worker).expect("a queue");
     assert_eq!(from, index);
     let mut accepted = vec![queue.accept().unwrap().0];
     // The rest waits for a new worker, who gets this queue and no other.
@@ -151,7 +151,7 @@ fn workers_belong_to_the_process_until_it_begins_anew() {
     assert!(indexes().is_empty());
     let heir = anew.ready(&own, cpu);
     assert_eq!((heir.worker, anew.accept_own(&heir).len()), (first, 3));
-    assert_eq!(heir.generation, joined.generation + 1);
+    assert_ne!(heir.generation, joined.generation);
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Messages that no library would send: the holder neither ends nor keeps what it is sent.
 
-use std::net::{TcpListener, TcpStream, UdpSocket};
+
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use crate::common::*;
-use ksf_accel::Started;
+use ksf_accel::{Level, Started};
 use ksf_accel_proto::message::{Answer, NO_WORKER, REQUEST_BYTES, Refusal, Request};
 use ksf_accel_proto::state::{VERSION, WORKERS_MAX};
 
@@ -116,7 +119,7 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
     assert_eq!(refused(library.ask(listen, &many).0), Refusal::Malformed, "with many");
     let lie = Request::Listen { cookie: real + 1, backlog: 1 };
     assert_eq!(refused(library.ask(lie, &[own.as_fd()]).0), Refusal::NotListening, "another cookie");
-    assert_eq!(refused(library.ask(Request::Steal { cookie: real, worker: 0 }, &[]).0), Refusal::Unknown);
+    assert_eq!(refused(library.ask(Request::Steal { cookie: real, worker: 0 }, &[own.as_fd()]).0), Refusal::Unknown);
     assert_eq!(descriptors_of(&own), 1);
     // Also a descriptor with a request that needs none.
     let hello = Request::Hello { version: VERSION, token: holder.token(), pid: 1, begins: 0 };
@@ -148,8 +151,8 @@ fn workers_of_others_cannot_be_used() {
         }
     }
     // To take what waits is allowed to all of the program; but not by the name of nobody.
-    assert!(library.steal(cookie, place).is_none());
-    assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[]).0), Refusal::Malformed);
+    assert!(library.steal(&own, place).is_none());
+    assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[own.as_fd()]).0), Refusal::Malformed);
     assert_eq!(library.worker(place).ready.load(SeqCst), 1);
     drop(honest);
     still_serves(&holder);
@@ -210,4 +213,244 @@ fn nonsense_in_the_shared_memory_costs_locality_only() {
     assert_eq!(status.workers.len(), 1);
     drop(process);
     wait_for_workers(&holder, 0);
+}
+
+/// www-data of Debian, as workers of servers are; and a user that has nothing to do with the program.
+const WORKER: u32 = 33;
+const STRANGER: u32 = 65534;
+
+#[test]
+fn the_environments_token_admits_no_other_user() {
+    let Some((holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:0");
+    let _place = library.ready(&own, -1);
+    for user in [WORKER, STRANGER] {
+        // Also by a process that is known, as after exec() of another program by another user.
+        let (socket, answer, files) = as_user(user, || hello_with(holder.name(), holder.token()));
+        assert_eq!(refused(answer), Refusal::Token, "user {user}");
+        assert!(files.is_empty(), "user {user} was given something");
+        let steal = Request::Steal { cookie: cookie(&own), worker: 0 };
+        assert!(ask(socket.as_fd(), &steal.encode(), &[own.as_fd()]).is_none(), "user {user}: not hung up on");
+    }
+    still_serves(&holder);
+}
+
+#[test]
+fn a_forked_worker_is_admitted_whatever_its_user() {
+    let Some((holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:0");
+    let secret = library.secret();
+    assert_ne!(secret, holder.token());
+    as_user(WORKER, || {
+        let worker = Library::hello_to(holder.name(), secret);
+        let place = worker.ready(&own, -1);
+        let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 3);
+        assert_eq!(worker.accept_own(&place).len(), 3);
+    });
+    // What the descriptor gives is for reading: nobody changes the secret for others.
+    let lifetime = library.lifetime.as_ref().unwrap();
+    assert!(rustix::io::pwrite(lifetime, &[0; 16], 0).is_err());
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(lifetime));
+    let again = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    assert!(rustix::io::pwrite(&again, &[0; 16], 0).is_err() && again.set_len(0).is_err());
+}
+
+#[test]
+fn a_queue_is_given_to_those_who_have_the_listener() {
+    let Some((holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:0");
+    let dying = joins(&holder, &own, cpus()[0] as i32, 1);
+    wait_for_workers(&holder, 1);
+    let other = listener("127.0.0.1:0");
+    let place = library.ready(&other, -1);
+    let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 3);
+    drop(dying);
+    wait_until("the worker is gone", || holder.status().unwrap().workers.len() == 1);
+    let steal = Request::Steal { cookie: cookie(&own), worker: place.worker };
+    let (answer, files) = library.ask(steal, &[]);
+    assert_eq!((refused(answer), files.len()), (Refusal::Malformed, 0));
+    for wrong in [other.as_fd(), library.socket.as_fd(), place.queue.as_fd()] {
+        let (answer, files) = library.ask(steal, &[wrong]);
+        assert_eq!((refused(answer), files.len()), (Refusal::NotListening, 0));
+    }
+    assert!(library.steal(&own, place.worker).is_some());
+}
+
+#[test]
+fn writing_shared_memory_gives_no_queue_of_a_living_worker() {
+    let Some((holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:0");
+    let cpu = cpus()[0];
+    let _process = joins(&holder, &own, cpu as i32, 1);
+    let victim = library.worker(wait_for_workers(&holder, 1)[0].index);
+    let thief = library.join(&own, NO_WORKER, -1).unwrap();
+    // The victim takes nothing: on a machine so slow that the holder sees that, it is another try.
+    loop {
+        let before = Instant::now();
+        victim.ready.store(1, SeqCst);
+        victim.stalled.store(0, SeqCst);
+        let _clients = connect_from(cpu, own.local_addr().unwrap(), 3);
+        (victim.stalled.store(1, SeqCst), victim.ready.store(0, SeqCst), victim.pid.store(0, SeqCst));
+        (victim.generation.store(99, SeqCst), victim.accepted_own.store(7, SeqCst));
+        let stolen = library.steal(&own, thief.worker).is_some();
+        if before.elapsed() < Duration::from_millis(1500) {
+            assert!(!stolen, "the queue of a worker that lives");
+            return;
+        }
+    }
+}
+
+/// As [`nonsense_in_the_shared_memory_costs_locality_only`] for another listener at the same address.
+#[test]
+fn writing_shared_memory_takes_nothing_from_others_at_the_same_address() {
+    let Some((holder, library)) = begin() else { return };
+    let reuse = |socket: &socket2::Socket| socket.set_reuse_port(true).unwrap();
+    let (own, theirs) = (listener_with("127.0.0.1:8000", 128, reuse), listener_with("127.0.0.1:8000", 128, reuse));
+    let _place = library.ready(&own, cpus()[0] as i32);
+    wait_until("it is seen", || !holder.status().unwrap().listeners[0].excluded.is_empty());
+    let control: *const AtomicU64 = (&raw const library.state().control).cast();
+    for word in 2..size_of_val(&library.state().control) / 8 {
+        // SAFETY: inside of the control block, which is all atomics.
+        unsafe { (*control.add(word)).store(0, SeqCst) };
+    }
+    let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 60);
+    let counts = (accept_all(&own).len(), accept_all(&theirs).len());
+    assert!(counts.1 > 0 && counts.0 + counts.1 == 60, "{counts:?}");
+}
+
+/// All connections of 20 reach a listener of another user.
+fn takes_all(address: SocketAddr) {
+    as_user(STRANGER, || {
+        let mut theirs = None;
+        wait_until("the port is free", || {
+            theirs = TcpListener::bind(address).ok();
+            theirs.is_some()
+        });
+        let theirs = theirs.unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let _clients = connect_from(cpus()[0], address, 20);
+        assert_eq!(accept_all(&theirs).len(), 20);
+    });
+}
+
+#[test]
+fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
+    let Some(()) = own_network() else { return };
+    for level in [Level::SkLookup, Level::ClassicBpf] {
+        let holder = start_at(level);
+        let library = Library::hello(&holder);
+        let own = listener("127.0.0.1:8000");
+        let address = own.local_addr().unwrap();
+        let place = library.ready(&own, cpus()[0] as i32);
+        // Closed, and nobody says so; the worker stays ready.
+        drop(own);
+        let Place { queue, .. } = place;
+        if level == Level::SkLookup {
+            takes_all(address);
+            assert!(accept_all(&queue).is_empty());
+            still_serves(&holder);
+        } else {
+            // It is bound to the port.
+            drop(queue);
+            takes_all(address);
+        }
+        wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
+    }
+}
+
+#[test]
+fn a_duplicate_of_the_listener_keeps_the_rule_until_it_is_closed() {
+    let Some((holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:8000");
+    let address = own.local_addr().unwrap();
+    let place = library.ready(&own, cpus()[0] as i32);
+    let cookie = cookie(&own);
+    // In a message that nobody has read, too.
+    let (near, far) = UnixStream::pair().unwrap();
+    say(near.as_fd(), b"x", &[own.as_fd()]).unwrap();
+    drop(own);
+    let serves = || {
+        let _clients = connect_from(cpus()[0], address, 3);
+        accept_all(&place.queue).len() == 3
+    };
+    assert!(serves());
+    // The holder looks.
+    library.leave(cookie, NO_WORKER, true);
+    assert_eq!(holder.status().unwrap().listeners.len(), 1);
+    assert!(serves());
+    drop((near, far));
+    takes_all(address);
+    assert!(accept_all(&place.queue).is_empty());
+}
+
+#[test]
+fn the_holder_keeps_no_socket_of_the_programs_that_the_program_has_closed() {
+    let Some(()) = own_network() else { return };
+    let holder = start();
+    let own = listener_with("127.0.0.1:8000", 128, |socket| socket.set_reuse_port(true).unwrap());
+    let address = own.local_addr().unwrap();
+    let mut command = Helper::command("helper_joins_and_closes");
+    command.env("HOLDER", holder.environment()).stdin(std::os::fd::OwnedFd::from(own));
+    let _program = Running::start(command.stdout(std::process::Stdio::null()));
+    drop(command);
+    takes_all(address);
+    wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
+}
+
+#[test]
+#[ignore = "a part of the test above"]
+fn helper_joins_and_closes() {
+    if !is_helper() {
+        return;
+    }
+    // SAFETY: no memory is involved. Ends with the thread of the test that has started it.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let library = hello_by_environment();
+    let own = TcpListener::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let Place { queue, .. } = library.ready(&own, -1);
+    assert_eq!(cookie(&queue), cookie(&own));
+    // By bare system calls, as it were: nobody is told, and the ready bit stays.
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null").unwrap()).unwrap();
+    drop((own, queue));
+    std::thread::park();
+}
+
+#[test]
+fn a_listener_that_was_shut_down_takes_nothing_until_it_is_opened_again() {
+    let Some((_holder, library)) = begin() else { return };
+    let own = listener("127.0.0.1:0");
+    let address = own.local_addr().unwrap();
+    let place = library.ready(&own, cpus()[0] as i32);
+    rustix::net::shutdown(&own, rustix::net::Shutdown::Both).unwrap();
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    rustix::net::listen(&own, 16).unwrap();
+    library.listen(&own).unwrap();
+    let _clients = connect_from(cpus()[0], address, 3);
+    assert_eq!(accept_all(&place.queue).len() + accept_all(&own).len(), 3);
+}
+
+#[test]
+fn silent_connections_of_a_stranger_keep_nobody_out() {
+    let Some(()) = own_network() else { return };
+    let holder = start();
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                as_user(STRANGER, || {
+                    let mut held = std::collections::VecDeque::new();
+                    while !ends.load(SeqCst) {
+                        held.push_back(connect(holder.name()));
+                        if held.len() > 300 {
+                            held.pop_front();
+                        }
+                    }
+                });
+            });
+        }
+        let lost = (0..200).filter(|_| Library::try_hello_as(holder.name(), holder.token(), 0).is_none()).count();
+        ends.store(true, SeqCst);
+        assert_eq!(lost, 0, "of 200");
+    });
+    still_serves(&holder);
 }

@@ -181,7 +181,7 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
     let keeps = entry.queue.load().is_some();
     for asked in [false, true] {
         if asked {
-            let reply = holder::ask(entered.process, &Request::Steal { cookie, worker }, None)?;
+            let reply = holder::ask(entered.process, &Request::Steal { cookie, worker }, Some(call.fd))?;
             let Answer::Done { found: 1.., .. } = reply.answer else { return None };
             let [Some(queue), ..] = reply.descriptors else { return None };
             if let Some(last) = listener.stolen.take() {

@@ -9,7 +9,7 @@
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -39,16 +39,17 @@ pub(crate) struct Reply {
     pub(crate) descriptors: [Option<OwnedFd>; DESCRIPTORS],
 }
 
-/// Where the holder is, from the environment. Written once, when the library starts.
+/// Where the holder is: name and its length, token, and the user that this program was started as. Written when the library
+/// starts.
 struct Address {
     known: AtomicBool,
-    inner: UnsafeCell<([u8; 108], usize, [u8; 16])>,
+    inner: UnsafeCell<([u8; 108], usize, [u8; 16], u32)>,
 }
 
 // SAFETY: written by the constructor before `known` is set, and never again.
 unsafe impl Sync for Address {}
 
-static ADDRESS: Address = Address { known: AtomicBool::new(false), inner: UnsafeCell::new(([0; 108], 0, [0; 16])) };
+static ADDRESS: Address = Address { known: AtomicBool::new(false), inner: UnsafeCell::new(([0; 108], 0, [0; 16], 0)) };
 
 /// Takes `NAME:TOKEN`. Called once, when the library starts. None: it is neither.
 pub(crate) fn set_address(value: &[u8]) -> Option<()> {
@@ -67,8 +68,16 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     inner.0[..name.len()].copy_from_slice(name);
     inner.1 = name.len();
     inner.2 = token;
+    inner.3 = rustix::process::geteuid().as_raw();
     ADDRESS.known.store(true, Ordering::Release);
     Some(())
+}
+
+/// Takes the secret of the lifetime memfd, which admits this process and its children whatever user they become. Called
+/// when the library starts, in the only thread.
+pub(crate) fn set_secret(secret: [u8; 16]) {
+    // SAFETY: the constructor runs in the only thread; nobody else reads meanwhile.
+    unsafe { (*ADDRESS.inner.get()).2 = secret };
 }
 
 /// True unless the holder has failed so lately that it is left alone.
@@ -131,7 +140,29 @@ fn open(deadline_ms: u64) -> Result<OwnedFd, Errno> {
     let left = Duration::from_millis(deadline_ms.saturating_sub(now_ns() / 1_000_000).max(1));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left))?;
     connect(&socket, &address)?;
-    Ok(socket)
+    // Names of sockets are free for all to take once the holder has ended. What this program sends is for root, or for the
+    // user that it was started as.
+    match listening_user(&socket) {
+        Some(user) if user == 0 || user == inner.3 => Ok(socket),
+        _ => Err(Errno::PERM),
+    }
+}
+
+/// The effective user of the process that listens at the other end, as the kernel noted it then.
+fn listening_user(socket: &OwnedFd) -> Option<u32> {
+    // SAFETY: the kernel writes as many bytes as it is told there is room for.
+    unsafe {
+        let mut peer: libc::ucred = std::mem::zeroed();
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        let result = libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut length,
+        );
+        (result == 0).then_some(peer.uid)
+    }
 }
 
 fn exchange(socket: &OwnedFd, request: &Request, with: Option<i32>, deadline_ms: u64) -> Result<Reply, Errno> {

@@ -53,11 +53,12 @@ fn begin(strings: *const *const c_char) -> Option<()> {
         }
         return None;
     };
-    process::set_state(map::<State>(&memory)?);
+    process::set_state(map::<State>(&memory, ProtFlags::READ | ProtFlags::WRITE)?);
     // The mapping keeps the open file description, and with it the holder's lock, until the last process that has
-    // inherited it ends or execs. Any page of it will do.
-    if let Some(lifetime) = lifetime {
-        map::<u8>(&lifetime);
+    // inherited it ends or execs. It begins with the secret by which the holder knows them.
+    if let Some(secret) = lifetime.and_then(|lifetime| map::<[u8; 16]>(&lifetime, ProtFlags::READ)) {
+        // SAFETY: mapped for good; the holder has sealed it against writing.
+        holder::set_secret(unsafe { secret.read() });
     }
     // SAFETY: both functions are there for as long as the library is; it is never unloaded.
     unsafe {
@@ -91,7 +92,7 @@ pub(crate) fn note_thread(instance: usize) {
 }
 
 /// Maps shared memory for good.
-fn map<T>(fd: &OwnedFd) -> Option<*mut T> {
+fn map<T>(fd: &OwnedFd, protection: ProtFlags) -> Option<*mut T> {
     let stat = rustix::fs::fstat(fd).ok()?;
     // A file that is too short would end the program when it is touched. A BPF map has no size here, but the kernel
     // refuses to map more than it holds.
@@ -99,7 +100,6 @@ fn map<T>(fd: &OwnedFd) -> Option<*mut T> {
     if is_file && (stat.st_size as u64) < size_of::<T>() as u64 {
         return None;
     }
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses.
     let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size_of::<T>(), protection, MapFlags::SHARED, fd, 0) };
     Some(memory.ok()?.cast())

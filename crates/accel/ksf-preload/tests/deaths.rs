@@ -83,6 +83,19 @@ fn a_holder_that_is_killed_under_load_costs_no_connection() {
 }
 
 #[test]
+fn a_program_that_is_started_as_another_user_has_queues() {
+    let Some(()) = own_network() else { return };
+    let folder = folder();
+    let mut command = accel_run(Path::new("/usr/bin/setpriv"), &folder);
+    let server = compiled("server");
+    command.env("ARGUMENTS", format!("--reuid=33 --clear-groups {} prefork-epoll 2 0", server.display()));
+    let server = Server::start_after(command, "prefork-epoll");
+    holder_of(&folder, 2);
+    assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 50).len(), 50);
+    assert!(counted(&status::all(&folder).unwrap()[0]).accepted_own > 0);
+}
+
+#[test]
 fn a_worker_that_begins_after_the_holders_end_serves_the_listener() {
     let Some(()) = own_network() else { return };
     let folder = folder();

@@ -353,6 +353,7 @@ impl Attachment {
         let socket = self.borrow_socket(pid, fd, inode)?;
         let worker = self.worker_of(pid).ok_or_else(|| io::Error::other("more workers than ksf accel keeps"))?;
         let added = self.steering.add(index, worker, socket.as_fd());
+        let added = added.and_then(|()| self.steering.set_owner(index, worker, socket.as_fd()));
         if added.is_ok() {
             self.listener_mut(index).sockets.insert(inode, worker);
             self.steering.shared.worker(worker).ready.fetch_or(1 << index, SeqCst);
@@ -372,7 +373,7 @@ impl Attachment {
             [one] => Some(one),
             _ => self.homes.emptiest(&homes::allowed(self.options.cpus.as_deref(), &affinity)),
         };
-        self.steering.shared.begin_worker(index, pid, cpu);
+        self.steering.shared.begin_worker(index, pid, cpu, 0);
         if let Some(cpu) = cpu {
             self.homes.add(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));
@@ -433,10 +434,8 @@ impl Attachment {
             }
         }
         let others: Vec<Listening> = listening.iter().filter(|it| !held.contains(&it.inode)).copied().collect();
-        let claims = self.listeners.iter_mut().enumerate().filter_map(|(index, listener)| {
-            let Listener { address, excluded, .. } = listener.as_mut()?;
-            Some(Claim { index, address: *address, excluded })
-        });
+        let claims = self.listeners.iter_mut().flatten();
+        let claims = claims.map(|Listener { address, excluded, .. }| Claim { address: *address, excluded });
         if let Err(why) = self.steering.set_rules(rules, claims, &others) {
             self.listeners.iter_mut().flatten().for_each(|listener| listener.trouble = Some(why.clone()));
         }

@@ -1,5 +1,6 @@
 //! The holder's socket and its connections: one request, one answer, nothing ever waited for.
 
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +19,9 @@ use crate::sys;
 /// Connections at a time. A process has one or two, as a rule only while it asks.
 const CONNS_MAX: usize = 4096;
 /// Connections that have not said Hello. It is the first thing that is said, so older ones are not of the library.
+///
+/// Every process of this network namespace can connect. Beyond a limit the user with the most connections loses its oldest:
+/// what one user opens keeps no other out.
 const UNAUTHENTICATED_MAX: usize = 32;
 
 /// Where the program finds its holder: a listening socket in the abstract namespace, and the secret.
@@ -83,8 +87,10 @@ impl AsFd for ProgramSocket {
 /// A process of the program, as far as it is connected.
 pub(super) struct Conn {
     pub(super) socket: OwnedFd,
-    /// Who connected; 0: a process that this process namespace does not show.
+    /// The process that connected; 0: one that this process namespace does not show.
     pub(super) pid: u32,
+    /// Its effective user then.
+    pub(super) uid: u32,
     /// It has shown the token.
     pub(super) known: bool,
     /// It lives in the holder's process namespace, so its thread ids mean something here.
@@ -111,29 +117,27 @@ impl Holder {
             let socket = match rustix::net::accept_with(&self.program_socket, flags) {
                 Ok(socket) => socket,
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    // No descriptor is left: give up one that has not said Hello, or the oldest, rather than spin.
-                    if !self.drop_unauthenticated()
-                        && let Some(&oldest) = self.conns.keys().min()
-                    {
-                        self.hang_up(oldest);
+                    // No descriptor is left: give up one that has not said Hello, or another, rather than spin.
+                    if !self.evict(|conn| !conn.known) {
+                        self.evict(|_| true);
                     }
                     return;
                 }
                 Err(_) => return,
             };
-            let Ok(pid) = sys::peer_pid(socket.as_fd()) else { continue };
-            if self.conns.len() >= CONNS_MAX && !self.drop_unauthenticated() {
-                continue;
+            let Ok((pid, uid)) = sys::peer(socket.as_fd()) else { continue };
+            if self.conns.len() >= CONNS_MAX && !self.evict(|conn| !conn.known) {
+                self.evict(|_| true);
             }
             if self.conns.values().filter(|conn| !conn.known).count() >= UNAUTHENTICATED_MAX {
-                self.drop_unauthenticated();
+                self.evict(|conn| !conn.known);
             }
             let number = self.conn_next;
             self.conn_next += 1;
             if epoll::add(&self.epoll, &socket, data(Kind::Conn, number), EventFlags::IN).is_err() {
                 continue;
             }
-            self.conns.insert(number, Conn { socket, pid, known: false, same_pids: false });
+            self.conns.insert(number, Conn { socket, pid, uid, known: false, same_pids: false });
         }
     }
 
@@ -169,13 +173,20 @@ impl Holder {
         }
     }
 
-    /// Hangs up on the oldest connection that has not said Hello.
-    fn drop_unauthenticated(&mut self) -> bool {
-        let oldest = self.conns.iter().filter(|(_, conn)| !conn.known).map(|(&number, _)| number).min();
-        if let Some(number) = oldest {
-            self.hang_up(number);
+    /// Hangs up on one of the selected connections: the oldest of the user with the most, of equal users of one that is
+    /// not trusted. False: none is selected.
+    fn evict(&mut self, selects: impl Fn(&Conn) -> bool) -> bool {
+        let mut users: HashMap<u32, (usize, u64)> = HashMap::new();
+        for (&number, conn) in self.conns.iter().filter(|(_, conn)| selects(conn)) {
+            let (count, oldest) = users.entry(conn.uid).or_insert((0, number));
+            (*count, *oldest) = (*count + 1, number.min(*oldest));
         }
-        oldest.is_some()
+        let order = |(uid, (count, oldest)): &(u32, (usize, u64))| {
+            (*count, !self.trusted_users.contains(uid), std::cmp::Reverse(*oldest))
+        };
+        let Some((_, (_, number))) = users.into_iter().max_by_key(order) else { return false };
+        self.hang_up(number);
+        true
     }
 }
 

@@ -5,13 +5,16 @@
 //! anything. For the last, every Hello is answered with a descriptor of a memfd that holds a shared `flock()`. The
 //! library maps it and closes the descriptor. A lock belongs to the open file description, a mapping keeps that alive,
 //! and `fork()` inherits the mapping; so the lock ends when the last of them has ended or called `exec()`.
+//!
+//! The memfd begins with a secret by which the holder knows a child again, whatever its user: only `fork()` of an admitted
+//! process brings the mapping, and `exec()` takes it away.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::sys;
 
@@ -20,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(250);
 
 pub(super) struct Lifetime {
     file: OwnedFd,
+    /// The memfd's first bytes.
+    secret: [u8; 16],
     start: Option<OwnedFd>,
     start_ended: bool,
     /// pidfds of processes that said Hello and live.
@@ -32,13 +37,27 @@ pub(super) struct Lifetime {
 
 impl Lifetime {
     pub(super) fn new(start: Option<OwnedFd>) -> io::Result<Self> {
-        let file = rustix::fs::memfd_create("ksf_lifetime", MemfdFlags::CLOEXEC)?;
+        let file = rustix::fs::memfd_create("ksf_lifetime", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, rustix::param::page_size() as u64)?;
-        Ok(Self { file, start, start_ended: false, processes: HashMap::new(), looks: 0, next: None })
+        let secret = sys::random()?;
+        rustix::io::pwrite(&file, &secret, 0)?;
+        // No process of the program changes it, or cuts it short under another's feet.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self { file, secret, start, start_ended: false, processes: HashMap::new(), looks: 0, next: None })
     }
 
     pub(super) fn start(&self) -> Option<BorrowedFd<'_>> {
         self.start.as_ref().map(AsFd::as_fd)
+    }
+
+    /// See [`Lifetime::secret`].
+    pub(super) fn secret(&self) -> &[u8; 16] {
+        &self.secret
+    }
+
+    /// True for the process that was started, until it ends.
+    pub(super) fn is_start(&self, pid: u32) -> bool {
+        self.start().is_some_and(|start| sys::pid_of(start) == Some(pid))
     }
 
     /// A descriptor with a lock of its own, for a process to map and close.

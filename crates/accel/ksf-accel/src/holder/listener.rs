@@ -35,8 +35,6 @@ pub(super) struct Listener {
     pub(super) trouble: Option<String>,
     /// Somebody else's listeners on the same port.
     pub(super) excluded: Vec<String>,
-    /// When a worker was last ready for it, or it began.
-    pub(super) served: Instant,
     /// Which queue the next Steal begins with.
     pub(super) steal_next: usize,
     /// What a blind mechanism was told last: worker and CPU.
@@ -55,10 +53,14 @@ pub(super) struct Queue {
     /// `SO_COOKIE`, where it is the program's own socket.
     pub(super) own_cookie: Option<u64>,
     pub(super) inode: u64,
-    /// Connections waited at the last look.
-    pub(super) waited: bool,
-    /// What its worker had accepted then.
+    /// Of the program's own socket: the number by which its worker's process has it.
+    pub(super) own_fd: Option<u32>,
+    /// Connections that waited at the last look.
+    pub(super) waited: u32,
+    /// The worker's count of accepted connections then.
     pub(super) accepted: u64,
+    /// Connections waited, and none was taken, between the last two looks.
+    pub(super) untouched: bool,
     /// It will wake the holder at the next connection.
     pub(super) armed: bool,
 }
@@ -66,7 +68,7 @@ pub(super) struct Queue {
 impl Queue {
     pub(super) fn new(fd: OwnedFd, own_cookie: Option<u64>) -> Self {
         let inode = inode(fd.as_fd());
-        Self { fd, own_cookie, inode, waited: false, accepted: 0, armed: false }
+        Self { fd, own_cookie, inode, own_fd: None, waited: 0, accepted: 0, untouched: false, armed: false }
     }
 }
 
@@ -122,7 +124,6 @@ impl Holder {
             not_accelerated: self.reason_against(own_reuseport),
             trouble: None,
             excluded: Vec::new(),
-            served: Instant::now(),
             steal_next: 0,
             told: None,
         });
@@ -134,7 +135,7 @@ impl Holder {
             self.close_queues(index);
             self.listener_mut(index).not_accelerated = Some(why);
         }
-        self.watch(Instant::now());
+        self.watch();
         self.answer_for(index)
     }
 
@@ -212,7 +213,9 @@ impl Holder {
     }
 
     fn answer_for(&self, index: usize) -> Result<usize, Refusal> {
-        match &self.listener(index).not_accelerated {
+        // It may have been closed by now, and its end been seen.
+        let listener = self.listeners[index].as_ref().ok_or(Refusal::NotListening)?;
+        match &listener.not_accelerated {
             None => Ok(index),
             Some(_) if self.steering.level() == crate::Level::Plain => Err(Refusal::Off),
             Some(_) => Err(Refusal::Queue),
@@ -232,7 +235,7 @@ impl Holder {
     }
 }
 
-fn cookie_of(socket: BorrowedFd<'_>) -> Option<u64> {
+pub(super) fn cookie_of(socket: BorrowedFd<'_>) -> Option<u64> {
     rustix::net::sockopt::socket_cookie(socket).ok()
 }
 

@@ -1,8 +1,11 @@
-//! Looks at the queues: who does not come to take, and who could instead?
+//! Looks at the queues: finds those whose worker does not take, and wakes another.
 //!
-//! A queue with a connection in two looks, and nothing accepted between them, has a stalled worker: steering passes it
-//! over until it comes out of its wait again, and the listener's rescue eventfd wakes another. The same happens at once
-//! for a queue whose worker is gone or not ready.
+//! A queue with as many connections as in the last look, and nothing accepted between, has a stalled worker: steering
+//! passes it over until it comes out of its wait again, and the listener's rescue eventfd wakes another. The same happens
+//! at once for a queue whose worker is gone.
+//!
+//! That a queue is not served is what the holder has seen (its length, by TCP_INFO) or knows (its worker's end). What the
+//! program writes into shared memory can only deny it: no process gets another's queue by writing there.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -11,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags};
 
-use super::listener::Listener;
+use super::listener::{Listener, waiting};
 use super::{Holder, Kind, data};
 use crate::status::WorkerCounters;
 use crate::steer::Choice;
@@ -55,7 +58,7 @@ impl Holder {
         let mut waits = false;
         for index in 0..self.listeners.len() {
             if self.listeners[index].is_some() {
-                waits |= self.look_at(index, now);
+                waits |= self.look_at(index);
                 self.tell(index);
             }
         }
@@ -72,13 +75,14 @@ impl Holder {
         }
     }
 
-    /// A queue, not the thief's, that has connections and nobody to serve them.
+    /// A queue, not the thief's own, that has connections and no worker to serve them.
     pub(super) fn find_unserved(&mut self, index: usize, thief: usize) -> Option<usize> {
+        let has_joined = self.has_joined(index, thief);
         let listener = self.listener(index);
         let readable = readable(listener);
         let mut candidates: Vec<usize> = readable
             .into_iter()
-            .filter(|&(worker, has)| has && worker != thief && !self.is_served(index, worker))
+            .filter(|&(worker, has)| has && !(worker == thief && has_joined) && self.is_unserved(index, worker))
             .map(|(worker, _)| worker)
             .collect();
         // Where several wake up, each begins with another queue.
@@ -89,7 +93,7 @@ impl Holder {
     }
 
     /// True if connections wait.
-    fn look_at(&mut self, index: usize, now: Instant) -> bool {
+    fn look_at(&mut self, index: usize) -> bool {
         let mut waits = false;
         let mut needs_rescue = false;
         let mut empty_orphans = Vec::new();
@@ -101,8 +105,15 @@ impl Holder {
             let waits_idle = place.busy_since_ns.load(Relaxed) == 0;
             let queue = self.listeners[index].as_mut().and_then(|listener| listener.queues.get_mut(&worker));
             let queue = queue.expect("listed above");
-            let untouched = has && queue.waited && queue.accepted == accepted;
-            (queue.waited, queue.accepted) = (has, accepted);
+            let waiting = if has { waiting(queue.fd.as_fd()).map_or(1, |(count, _)| count.max(1)) } else { 0 };
+            if !has || queue.accepted != accepted {
+                queue.untouched = false;
+            } else if queue.waited > 0 && waiting >= queue.waited {
+                // Until it is empty: what others take of it is not its worker's doing.
+                queue.untouched = true;
+            }
+            let untouched = queue.untouched;
+            (queue.waited, queue.accepted) = (waiting, accepted);
             if !has && waits_idle {
                 // Rescued while its worker never noticed: there is nothing left that would wake it and clear this.
                 place.stalled.store(0, Relaxed);
@@ -114,20 +125,16 @@ impl Holder {
                 place.stalled.store(1, SeqCst);
                 self.stalls += 1;
             }
-            needs_rescue |= has && (!served || untouched);
+            needs_rescue |= has && (untouched || !self.has_joined(index, worker));
         }
         for worker in empty_orphans {
             self.forget_own(index, worker);
         }
         let bit = 1 << index;
-        let joined = |worker: &super::Worker| worker.joined & bit != 0;
-        if self.workers.iter().flatten().any(joined) && self.any_ready(index) {
-            self.listener_mut(index).served = now;
-            if needs_rescue {
-                self.request_rescue(index);
-                self.rescues += 1;
-                return waits;
-            }
+        if needs_rescue && self.any_ready(index) {
+            self.request_rescue(index);
+            self.rescues += 1;
+            return waits;
         }
         if let Some(at) = self.displaced.iter().position(|displaced| displaced.listener == index) {
             self.displaced[at].requests_left -= 1;
@@ -153,16 +160,24 @@ impl Holder {
         let _ = rustix::io::write(&self.listener(index).rescue, &1u64.to_ne_bytes());
     }
 
-    /// The worker of this queue lives, serves it and is not stalled.
-    fn is_served(&self, index: usize, worker: usize) -> bool {
-        let joined = self.workers[worker].as_ref().is_some_and(|worker| worker.joined & 1 << index != 0);
-        let place = self.steering.shared.worker(worker);
-        joined && place.ready.load(Relaxed) & 1 << index != 0 && place.stalled.load(Relaxed) == 0
+    fn has_joined(&self, index: usize, worker: usize) -> bool {
+        self.workers[worker].as_ref().is_some_and(|worker| worker.joined & 1 << index != 0)
     }
 
+    /// The worker of this queue lives, and says that it serves it and is not stalled. For choices between workers only.
+    fn is_served(&self, index: usize, worker: usize) -> bool {
+        self.is_ready(index, worker) && self.steering.shared.worker(worker).stalled.load(Relaxed) == 0
+    }
+
+    /// The worker of this queue has ended, or was seen not to take what waits, and has not come back since.
+    fn is_unserved(&self, index: usize, worker: usize) -> bool {
+        let untouched = self.listener(index).queues.get(&worker).is_some_and(|queue| queue.untouched);
+        !self.has_joined(index, worker) || untouched && !self.is_served(index, worker)
+    }
+
+    /// The worker of this queue lives, and says that it serves it.
     pub(super) fn is_ready(&self, index: usize, worker: usize) -> bool {
-        let joined = self.workers[worker].as_ref().is_some_and(|worker| worker.joined & 1 << index != 0);
-        joined && self.steering.shared.worker(worker).ready.load(Relaxed) & 1 << index != 0
+        self.has_joined(index, worker) && self.steering.shared.worker(worker).ready.load(Relaxed) & 1 << index != 0
     }
 
     pub(super) fn any_ready(&self, index: usize) -> bool {

@@ -19,7 +19,7 @@ mod request;
 mod watch;
 mod worker;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -55,6 +55,10 @@ pub struct Holder {
     displaced: Vec<Displaced>,
     conns: HashMap<u64, Conn>,
     conn_next: u64,
+    /// Users whose processes are admitted by the token of the environment.
+    trusted_users: BTreeSet<u32>,
+    /// Counts workers: [`Worker::generation`].
+    generations: u32,
     lifetime: Lifetime,
     program_socket: ProgramSocket,
     status_socket: Option<StatusSocket>,
@@ -117,6 +121,8 @@ impl Holder {
             displaced: Vec::new(),
             conns: HashMap::new(),
             conn_next: 1,
+            trusted_users: BTreeSet::from([rustix::process::geteuid().as_raw()]),
+            generations: 0,
             lifetime,
             program_socket: ProgramSocket::new(socket),
             status_socket,
@@ -205,7 +211,7 @@ impl Holder {
                 self.look(now);
             }
             if self.watch_next <= now {
-                self.watch(now);
+                self.watch();
                 self.watch_next = now + watch::INTERVAL;
             }
             if self.lifetime.is_over(now) {

@@ -1,8 +1,8 @@
-//! What the library asks for. Whatever arrives is judged by the holder's own books and by the kernel, never by the shared
-//! memory, which the program can write.
+//! The library's requests. They are judged by the holder's own books and by the kernel (SO_PEERCRED, the descriptors that
+//! come with them), never by the shared memory, which the program can write.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use ksf_accel_proto::message::{Answer, NO_WORKER, Refusal, Request};
@@ -10,9 +10,9 @@ use ksf_accel_proto::state::VERSION;
 use rustix::event::epoll::{self, EventFlags};
 
 use super::conn::Reply;
-use super::listener::Queue;
+use super::listener::{Queue, cookie_of};
 use super::{DISPLACED_REQUESTS, Displaced, Holder, Kind, data};
-use crate::sys;
+use crate::{queue, sys};
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
 
@@ -30,7 +30,9 @@ impl Holder {
                 file.ok_or(Refusal::Malformed).and_then(|socket| self.join(conn, socket, cookie, worker, tid, cpu))
             }
             Request::Leave { cookie, worker, closed } => self.leave(conn, cookie, worker, closed != 0),
-            Request::Steal { cookie, worker } => self.steal(cookie, worker),
+            Request::Steal { cookie, worker } => {
+                file.ok_or(Refusal::Malformed).and_then(|socket| self.steal(socket, cookie, worker))
+            }
         };
         // Something happens in the program: look soon, and often for a while.
         self.look_timer.activity(Instant::now());
@@ -45,14 +47,14 @@ impl Holder {
         seen_pid: u32,
         begins: bool,
     ) -> Result<Reply, Refusal> {
-        if !same(token, &self.program_socket.address.token) {
+        let conn = self.conns.get(&number).ok_or(Refusal::Malformed)?;
+        let (pid, uid) = (conn.pid, conn.uid);
+        if !self.admits(pid, uid, token) {
             return Err(Refusal::Token);
         }
         if version != VERSION {
             return Err(Refusal::Version);
         }
-        let conn = self.conns.get(&number).ok_or(Refusal::Malformed)?;
-        let pid = conn.pid;
         // Ids are used again, and the end of the last owner may not have been told yet.
         let is_another = self.lifetime.has_ended(pid);
         if is_another {
@@ -76,6 +78,22 @@ impl Holder {
         Ok(Reply { answer: DONE, files: vec![state, lock] })
     }
 
+    /// True if a process may ask; see the rules in `ksf_accel_proto::message`. The environment's token gets around: it is in
+    /// the environment of every program that the accelerated one starts, as whatever user. So it admits the holder's own
+    /// user, and that of the process that was started (`ksf accel run -- setpriv --reuid=... PROGRAM`).
+    fn admits(&mut self, pid: u32, uid: u32, token: &[u8; 16]) -> bool {
+        if same(token, self.lifetime.secret()) {
+            return true;
+        }
+        if !same(token, &self.program_socket.address.token) {
+            return false;
+        }
+        if !self.trusted_users.contains(&uid) && self.lifetime.is_start(pid) {
+            self.trusted_users.insert(uid);
+        }
+        self.trusted_users.contains(&uid)
+    }
+
     fn join(
         &mut self,
         conn: u64,
@@ -95,7 +113,10 @@ impl Holder {
             worker => (self.own_worker(conn, worker)?, false),
         };
         self.displaced.retain(|displaced| (displaced.listener, displaced.tid) != (index, tid));
-        let files = self.queue_for(index, worker, own, cookie).and_then(|()| self.files(index, worker));
+        let files = self
+            .queue_for(index, worker, own, cookie)
+            .and_then(|()| self.set_owner(index, worker, own))
+            .and_then(|()| self.files(index, worker));
         let files = match files {
             Ok(files) => files,
             Err(why) => {
@@ -109,8 +130,7 @@ impl Holder {
         let entry = self.workers[worker].as_mut().expect("found or made above");
         entry.joined |= 1 << index;
         let home = entry.cpu.filter(|_| self.options.pin).map_or(-1, |cpu| cpu as i32);
-        let generation = self.steering.shared.worker(worker).generation.load(Relaxed);
-        self.listener_mut(index).served = Instant::now();
+        let generation = entry.generation;
         let answer = Answer::Done { listener: index as u32, worker: worker as u32, cpu: home, generation, found: 0 };
         Ok(Reply { answer, files })
     }
@@ -132,13 +152,17 @@ impl Holder {
             }
         }
         if closed {
-            // Nobody may serve it any more: then its port is to be free at once.
-            self.close_if_gone(index);
+            // No process may have it any more: then its port is to be free at once.
+            self.watch();
         }
         Ok(done(DONE))
     }
 
-    fn steal(&mut self, cookie: u64, worker: u32) -> Result<Reply, Refusal> {
+    /// Who has the listener may accept its connections anyway, and so may take what waits in its queues.
+    fn steal(&mut self, own: BorrowedFd<'_>, cookie: u64, worker: u32) -> Result<Reply, Refusal> {
+        if !queue::is_listening_tcp(own) || cookie_of(own) != Some(cookie) {
+            return Err(Refusal::NotListening);
+        }
         let index = self.find(cookie).ok_or(Refusal::Unknown)?;
         // Also of a worker that the process has from its parent: what it takes would otherwise wait.
         let thief = self.live_worker(worker)?;
@@ -174,9 +198,18 @@ impl Holder {
             return Ok(());
         }
         let fd = own.try_clone_to_owned().map_err(|error| format!("a descriptor of the listener: {error}"))?;
+        let mut queue = Queue::new(fd, Some(cookie));
+        // The holder's descriptor keeps the socket open; it is kept only as long as the process is seen to have one, too.
+        let pid = self.workers[worker].as_ref().map_or(0, |worker| worker.pid);
+        queue.own_fd = sys::descriptor_of(pid, queue.inode, None)
+            .map_err(|error| format!("the descriptors of process {pid} cannot be seen: {error}"))?;
         self.steering.add(index, worker, own).map_err(|error| format!("the map of queues: {error}"))?;
-        self.listener_mut(index).queues.insert(worker, Queue::new(fd, Some(cookie)));
+        self.listener_mut(index).queues.insert(worker, queue);
         Ok(())
+    }
+
+    fn set_owner(&mut self, index: usize, worker: usize, own: BorrowedFd<'_>) -> Result<(), String> {
+        self.steering.set_owner(index, worker, own).map_err(|error| format!("the map of listeners: {error}"))
     }
 
     /// Workers of the same process that serve the listener, but for this one.

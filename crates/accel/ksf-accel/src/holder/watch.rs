@@ -1,79 +1,76 @@
-//! Once a second: who else listens on our ports, and are the program's listeners still there?
+//! The kernel's list of listening sockets, read once a second and when a listener is said to be closed: other listeners on
+//! the program's ports, and listeners of the program that are gone.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Holder;
 use super::listener::Listener;
 use crate::address::{self, Key};
 use crate::network::{self, Listening};
 use crate::steer::{Action, Claim, Rules};
+use crate::sys;
 
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Holder {
-    /// Looks at all listening sockets of the namespace and sets the rules anew.
-    pub(super) fn watch(&mut self, now: Instant) {
+    /// Holds the listeners against the kernel's list of sockets, and sets the rules anew. Shared memory has no say here: a
+    /// listener that the kernel does not list is gone, whatever its workers' ready bits are.
+    pub(super) fn watch(&mut self) {
         if self.listeners.iter().all(Option::is_none) {
             self.set_rules(&[]);
             return;
         }
-        // Where the kernel does not tell, nothing is known of others: the rules stay as they are.
-        let Ok(listening) = network::listening() else { return };
-        for index in 0..self.listeners.len() {
-            if self.listeners[index].is_none() {
-                continue;
+        self.release_unheld();
+        // Where the kernel does not tell, the rules stay as they are; those of sockets that are gone steer nothing.
+        let Ok(mut listening) = network::listening() else { return };
+        if self.lacks_any(&listening) {
+            // The list is made in pieces: one that goes on while sockets come and go may leave one out, but not twice.
+            let Ok(again) = network::listening() else { return };
+            for index in 0..self.listeners.len() {
+                self.drop_unlisted(index, &[&listening, &again]);
             }
-            self.forget_closed(index, &listening);
-            // Its worker's ready bit says that the program has it open.
-            let unserved = now.duration_since(self.listener(index).served) >= INTERVAL && !self.any_ready(index);
-            if unserved {
-                self.close_unless_listening(index, &listening);
-            }
+            listening = again;
         }
         self.set_rules(&listening);
     }
 
-    /// Ends a listener that the program has closed.
-    pub(super) fn close_if_gone(&mut self, index: usize) {
-        let Ok(listening) = network::listening() else { return };
-        self.forget_closed(index, &listening);
-        if !self.any_ready(index) {
-            self.close_unless_listening(index, &listening);
+    /// Gives up the holder's descriptors of the program's own sockets that the program has closed: they would keep the
+    /// sockets listening. That of a killed worker is kept until it is empty, while others serve the listener.
+    fn release_unheld(&mut self) {
+        let bits = self.workers.iter().flatten().fold(0, |bits, worker| bits | worker.joined);
+        let mut unheld = Vec::new();
+        for (index, listener) in self.listeners.iter_mut().enumerate() {
+            let queues = listener.iter_mut().flat_map(|listener| listener.queues.iter_mut());
+            for (&worker, queue) in queues.filter(|(_, queue)| queue.own_cookie.is_some()) {
+                let is_held = match &self.workers[worker] {
+                    Some(worker) => {
+                        queue.own_fd = sys::descriptor_of(worker.pid, queue.inode, queue.own_fd).unwrap_or(None);
+                        queue.own_fd.is_some()
+                    }
+                    None => bits & 1 << index != 0,
+                };
+                if !is_held {
+                    unheld.push((index, worker));
+                }
+            }
         }
-        self.set_rules(&listening);
+        for (index, worker) in unheld {
+            self.forget_own(index, worker);
+        }
     }
 
-    fn close_unless_listening(&mut self, index: usize, listening: &[Listening]) {
-        // Without a worker ready, a descriptor of the program's own listener must not keep its port.
-        let held: Vec<usize> = self
-            .listener(index)
-            .queues
-            .iter()
-            .filter(|(_, queue)| queue.own_cookie.is_some())
-            .map(|(&worker, _)| worker)
-            .collect();
-        if !held.is_empty() {
-            for worker in held.into_iter().filter(|&worker| self.workers[worker].is_none()).collect::<Vec<_>>() {
-                self.forget_own(index, worker);
-            }
-            return;
-        }
-        let own = &self.listener(index).own;
-        if !own.iter().any(|own| listening.iter().any(|socket| socket.inode == own.inode)) {
+    fn lacks_any(&self, listening: &[Listening]) -> bool {
+        let mut own = self.listeners.iter().flatten().flat_map(|listener| &listener.own);
+        own.any(|own| !listening.iter().any(|socket| socket.inode == own.inode))
+    }
+
+    /// Forgets own sockets that are in none of the lists, and a listener that has none left.
+    fn drop_unlisted(&mut self, index: usize, lists: &[&[Listening]]) {
+        let Some(listener) = &mut self.listeners[index] else { return };
+        let is_listed = |inode: u64| lists.iter().any(|list| list.iter().any(|socket| socket.inode == inode));
+        listener.own.retain(|own| is_listed(own.inode));
+        if listener.own.is_empty() {
             self.close_listener(index);
-        }
-    }
-
-    /// Of several own sockets, some may have been closed.
-    fn forget_closed(&mut self, index: usize, listening: &[Listening]) {
-        let listener = self.listener_mut(index);
-        if listener.own.len() > 1 {
-            let lives = |inode: u64| listening.iter().any(|socket| socket.inode == inode);
-            let first = listener.own[0];
-            listener.own.retain(|own| lives(own.inode));
-            if listener.own.is_empty() {
-                listener.own.push(first);
-            }
         }
     }
 
@@ -90,10 +87,8 @@ impl Holder {
             }
         }
         let others: Vec<Listening> = listening.iter().filter(|it| !self.is_ours(it.inode)).copied().collect();
-        let claims = self.listeners.iter_mut().enumerate().filter_map(|(index, listener)| {
-            let Listener { address, excluded, .. } = listener.as_mut()?;
-            Some(Claim { index, address: *address, excluded })
-        });
+        let claims = self.listeners.iter_mut().flatten();
+        let claims = claims.map(|Listener { address, excluded, .. }| Claim { address: *address, excluded });
         if let Err(why) = self.steering.set_rules(rules, claims, &others) {
             self.listeners.iter_mut().flatten().for_each(|listener| listener.trouble = Some(why.clone()));
         }

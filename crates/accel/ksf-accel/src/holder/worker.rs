@@ -13,6 +13,8 @@ pub(super) struct Worker {
     pub(super) pid: u32,
     pub(super) tid: u32,
     pub(super) cpu: Option<u32>,
+    /// Unlike that of every other worker of this holder.
+    pub(super) generation: u32,
     /// Listeners (a bit each) that it has joined.
     pub(super) joined: u64,
 }
@@ -24,8 +26,10 @@ impl Holder {
         let cpu = self.home(pid, same_pids.then_some(tid), bound);
         let is_free = |index: &usize| self.workers[*index].is_none();
         let index = preferred.iter().copied().find(is_free).or_else(|| (0..WORKERS_MAX).find(is_free))?;
-        self.steering.shared.begin_worker(index, pid, cpu);
-        self.workers[index] = Some(Worker { pid, tid, cpu, joined: 0 });
+        self.generations = self.generations.wrapping_add(1);
+        let generation = self.generations;
+        self.steering.shared.begin_worker(index, pid, cpu, generation);
+        self.workers[index] = Some(Worker { pid, tid, cpu, generation, joined: 0 });
         if let Some(cpu) = cpu {
             self.homes.add(cpu, index as u8);
             self.steering.shared.set_home(cpu as usize, self.homes.on(cpu));

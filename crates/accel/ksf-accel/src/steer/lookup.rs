@@ -36,6 +36,7 @@ pub(super) struct Lookup {
     ports: MapHandle,
     rules: MapHandle,
     queues: MapHandle,
+    owners: MapHandle,
     installed: Rules,
     installed_ports: Vec<u64>,
 }
@@ -54,6 +55,7 @@ impl Lookup {
             ports: bpf::map(&object, "ksf_ports")?,
             rules: bpf::map(&object, "ksf_rules")?,
             queues: bpf::map(&object, "ksf_queues")?,
+            owners: bpf::map(&object, "ksf_owners")?,
             installed: Rules::new(),
             installed_ports: vec![0; 65536 / 64],
         })
@@ -68,9 +70,15 @@ impl Lookup {
         bpf::put(&self.queues, &slot(listener, worker), &(queue.as_raw_fd() as u32).to_ne_bytes())
     }
 
+    /// Names the program's socket with which the queue ends.
+    pub(super) fn set_owner(&mut self, listener: usize, worker: usize, own: BorrowedFd<'_>) -> io::Result<()> {
+        bpf::put(&self.owners, &slot(listener, worker), &(own.as_raw_fd() as u32).to_ne_bytes())
+    }
+
     pub(super) fn remove(&mut self, listener: usize, worker: usize) {
         // Where the socket is closed, the map has forgotten it by itself.
         let _ = bpf::delete(&self.queues, &slot(listener, worker));
+        let _ = bpf::delete(&self.owners, &slot(listener, worker));
     }
 
     /// Replaces the rules, one by one: what is in both is not touched, so no request sees a gap.

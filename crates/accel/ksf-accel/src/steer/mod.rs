@@ -10,7 +10,6 @@ mod lookup;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{AddressFamily, SocketType, ipproto};
 use serde::{Deserialize, Serialize};
@@ -73,7 +72,6 @@ pub struct Refused {
 
 /// A listener of the program, as others on its port may stand in its way.
 pub(crate) struct Claim<'a> {
-    pub(crate) index: usize,
     pub(crate) address: Address,
     /// Other listeners on the port, for status.
     pub(crate) excluded: &'a mut Vec<String>,
@@ -162,6 +160,15 @@ impl QueueSteering {
         }
     }
 
+    /// Names the program's own socket that a worker serves: nothing is steered to the worker's queue once that socket
+    /// listens no more. Without a call, nothing is steered there at all.
+    pub(crate) fn set_owner(&mut self, listener: usize, worker: usize, own: BorrowedFd<'_>) -> io::Result<()> {
+        match &mut self.mechanism {
+            Mechanism::Lookup(lookup) => lookup.set_owner(listener, worker, own),
+            _ => Ok(()),
+        }
+    }
+
     /// The queue is about to be closed, or is no longer this worker's.
     pub(crate) fn remove(&mut self, listener: usize, worker: usize) {
         if let Mechanism::Lookup(lookup) = &mut self.mechanism {
@@ -177,7 +184,6 @@ impl QueueSteering {
         listeners: impl Iterator<Item = Claim<'a>>,
         others: &[Listening],
     ) -> Result<(), String> {
-        let mut paused = 0u64;
         for claim in listeners {
             claim.excluded.clear();
             let port = claim.address.socket.port();
@@ -187,7 +193,7 @@ impl QueueSteering {
                 if claim.address.keys().iter().any(|own| own.address == key.address) {
                     // At the very same address: another member of a reuseport group, or one bound to a device. Which of
                     // them would get a request is the kernel's to say.
-                    paused |= 1 << claim.index;
+                    rules.extend(claim.address.keys().into_iter().map(|key| (key, Action::Leave)));
                     claim.excluded.push(format!("{text} (the same address: not steered while it is there)"));
                 } else {
                     claim.excluded.push(text.to_string());
@@ -195,7 +201,6 @@ impl QueueSteering {
                 }
             }
         }
-        self.shared.state().control.paused.store(paused, Relaxed);
         let set = match &mut self.mechanism {
             Mechanism::Lookup(lookup) => lookup.set_rules(&rules),
             _ => Ok(()),

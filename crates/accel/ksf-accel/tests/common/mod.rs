@@ -107,9 +107,14 @@ impl Library {
 
     /// `begins`: 1 as a library does that has just been loaded.
     pub(crate) fn hello_as(name: &str, token: [u8; 16], begins: u32) -> Self {
+        Self::try_hello_as(name, token, begins).expect("the holder answers")
+    }
+
+    /// `None`: the holder has hung up.
+    pub(crate) fn try_hello_as(name: &str, token: [u8; 16], begins: u32) -> Option<Self> {
         let socket = connect(name);
         let hello = Request::Hello { version: VERSION, token, pid: std::process::id(), begins };
-        let (answer, files) = ask(socket.as_fd(), &hello.encode(), &[]).expect("the holder answers");
+        let (answer, files) = ask(socket.as_fd(), &hello.encode(), &[])?;
         assert!(matches!(answer, Answer::Done { .. }), "{answer:?}");
         let [state, lifetime]: [OwnedFd; 2] = files.try_into().expect("state and lifetime");
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -117,7 +122,15 @@ impl Library {
         let state = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), size_of::<State>(), protection, MapFlags::SHARED, &state, 0).unwrap()
         };
-        Self { socket, state: state.cast(), lifetime: Some(lifetime) }
+        Some(Self { socket, state: state.cast(), lifetime: Some(lifetime) })
+    }
+
+    /// What a child of this process has in its memory.
+    pub(crate) fn secret(&self) -> [u8; 16] {
+        let mut secret = [0; 16];
+        let lifetime = self.lifetime.as_ref().expect("not taken");
+        assert_eq!(rustix::io::pread(lifetime, &mut secret, 0), Ok(16));
+        secret
     }
 
     pub(crate) fn state(&self) -> &State {
@@ -183,8 +196,8 @@ impl Library {
     }
 
     /// The queue that the holder offers.
-    pub(crate) fn steal(&self, cookie: u64, worker: u32) -> Option<(u32, TcpListener)> {
-        match self.ask(Request::Steal { cookie, worker }, &[]) {
+    pub(crate) fn steal(&self, own: &TcpListener, worker: u32) -> Option<(u32, TcpListener)> {
+        match self.ask(Request::Steal { cookie: cookie(own), worker }, &[own.as_fd()]) {
             (Answer::Done { found: 1, worker, .. }, files) => {
                 Some((worker, files.into_iter().next().expect("a queue").into()))
             }
@@ -199,6 +212,26 @@ impl Library {
         self.worker(place.worker).accepted_own.fetch_add(streams.len() as u64, Relaxed);
         streams
     }
+}
+
+/// Does `work` as another user, in this process and network namespace. The kernel has a user for each thread; libc's call
+/// would change them all.
+pub(crate) fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    let change = move || {
+        // SAFETY: numbers; the thread ends with the work.
+        let rc = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(rc, 0, "{}", io::Error::last_os_error());
+        work()
+    };
+    thread::scope(|scope| scope.spawn(change).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Hello with a token: the answer, and the descriptors that come with it.
+pub(crate) fn hello_with(name: &str, token: [u8; 16]) -> (OwnedFd, Answer, Vec<OwnedFd>) {
+    let socket = connect(name);
+    let hello = Request::Hello { version: VERSION, token, pid: std::process::id(), begins: 0 };
+    let (answer, files) = ask(socket.as_fd(), &hello.encode(), &[]).expect("the holder answers");
+    (socket, answer, files)
 }
 
 /// Another process of the program, which joins `workers` times, with all of them ready. [`wait_for_workers`] says when it
