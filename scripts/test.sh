@@ -46,18 +46,22 @@ run_tests() {
     fi
 }
 
+# Clippy compiles as rustc does: one compilation has the lints and the programs.
+export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings
+# What is built once is not built again in part.
+[ -z "${CI:-}" ] || export CARGO_INCREMENTAL=0
+
 failed=
 part format $cargo fmt --all --check || finish
-part clippy $cargo clippy --workspace --all-targets --locked --quiet -- -D warnings || finish
 if [ "$kind" = check ]; then
-    part "build of tests" $cargo test --workspace --lib --bins --no-run --locked --quiet || finish
+    part "lints, build of tests" $cargo test --workspace --no-run --locked --quiet || finish
     part tests run_tests --lib --bins "$@" || true
     finish
 fi
 # Of the whole workspace each time: of a part, cargo would build the dependencies again, with the features that this part asks for.
 # The end-to-end tests and the bench start these programs and libraries.
-part "build of what tests start" $cargo build --workspace --lib --bin ksf --locked --quiet || finish
-part "build of tests" $cargo test --workspace --no-run --locked --quiet || finish
+part "lints, build of what tests start" $cargo build --workspace --lib --bin ksf --bench '*' --locked --quiet || finish
+part "lints, build of tests" $cargo test --workspace --no-run --locked --quiet || finish
 if [ "$kind" = soak ]; then
     export KSF_SOAK=1
     # The tests that are ignored are long, or parts of others and then without effect.

@@ -352,7 +352,7 @@ impl Checkout {
             .current_dir(folder)
             .stdin(Stdio::null());
         // `make test` has set these for its own.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR"] {
+        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"] {
             command.env_remove(variable);
         }
         command
