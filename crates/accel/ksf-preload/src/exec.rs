@@ -1,7 +1,8 @@
-//! `exec` and `posix_spawn`: the library's variables stay, the thread's CPU does not.
+//! `exec` and `posix_spawn`: the library's variables stay with the program, the thread's CPU does not.
 
 use std::ffi::{c_char, c_int};
 
+use crate::environment::Target;
 use crate::real::Strings;
 use crate::{environment, pin, process, worker};
 
@@ -19,15 +20,15 @@ pub(crate) fn own_environment() -> Strings {
 ///
 /// # Safety
 ///
-/// `strings` is null or a list of strings that ends with null.
-pub(crate) unsafe fn exec(strings: Strings, run: impl FnOnce(Strings) -> c_int) -> c_int {
+/// `strings` is null or a list of strings that ends with null; the target's path or name is a string.
+pub(crate) unsafe fn exec(target: Target, strings: Strings, run: impl FnOnce(Strings) -> c_int) -> c_int {
     // Queues are closed by exec: nothing shall be sent to them. Not in a `vfork()` child, whose parent they serve.
     let own = process::process().is_some_and(|process| process.is_own());
     if own {
         worker::pause_all(true);
     }
     // SAFETY: handed on from the caller.
-    let result = pin::unbound(|| unsafe { environment::restored(strings, run) });
+    let result = pin::unbound(|| unsafe { environment::restored(target, strings, run) });
     if own {
         worker::pause_all(false);
     }

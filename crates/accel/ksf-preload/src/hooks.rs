@@ -8,6 +8,7 @@ use ksf_interpose::errno::{errno, fail, set_errno};
 use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
 
 use crate::accept::Call;
+use crate::environment::Target;
 use crate::exec::own_environment;
 use crate::process::{Entered, enter, process};
 use crate::real::{self, Strings, ThreadMain};
@@ -247,7 +248,7 @@ hooks! {
 
     /// execve(2)
     fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-        exec::exec(environment, |environment| real::execve(path, arguments, environment))
+        exec::exec(Target::Path(path), environment, |environment| real::execve(path, arguments, environment))
     }
 
     /// execv(3)
@@ -257,7 +258,7 @@ hooks! {
 
     /// execvpe(3)
     fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-        exec::exec(environment, |environment| real::execvpe(file, arguments, environment))
+        exec::exec(Target::Name(file), environment, |environment| real::execvpe(file, arguments, environment))
     }
 
     /// execvp(3)
@@ -267,34 +268,54 @@ hooks! {
 
     /// fexecve(3)
     fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
-        exec::exec(environment, |environment| real::fexecve(fd, arguments, environment))
+        exec::exec(Target::Open(fd), environment, |environment| real::fexecve(fd, arguments, environment))
     }
 
     /// execveat(2)
     fn execveat(directory: c_int, path: *const c_char, arguments: Strings, environment: Strings, flags: c_int) -> c_int {
-        exec::exec(environment, |environment| real::execveat(directory, path, arguments, environment, flags))
+        exec::exec(Target::At(directory, path, flags), environment, |environment| real::execveat(directory, path, arguments, environment, flags))
     }
 
     /// posix_spawn(3)
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int {
-        spawn(environment, |environment| real::posix_spawn(pid, path, actions, attributes, arguments, environment))
+        spawn(Target::FromRoot(path), environment, |environment| real::posix_spawn(pid, path, actions, attributes, arguments, environment))
     }
 
     /// posix_spawnp(3)
     fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Strings, environment: Strings) -> c_int {
-        spawn(environment, |environment| real::posix_spawnp(pid, file, actions, attributes, arguments, environment))
+        spawn(Target::named_from_root(file), environment, |environment| real::posix_spawnp(pid, file, actions, attributes, arguments, environment))
     }
 
     /// pthread_create(3)
     fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, main: ThreadMain, argument: *mut c_void) -> c_int {
         pin::unbound(|| real::pthread_create(thread, attributes, main, argument))
     }
+
+    /// thrd_create(3), which makes its thread inside of libc
+    fn thrd_create(thread: *mut pthread_t, main: *const c_void, argument: *mut c_void) -> c_int {
+        pin::unbound(|| real::thrd_create(thread, main, argument))
+    }
+
+    /// system(3), which starts its shell inside of libc, as do the next two
+    fn system(command: *const c_char) -> c_int {
+        pin::unbound(|| real::system(command))
+    }
+
+    /// popen(3)
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut c_void {
+        pin::unbound(|| real::popen(command, mode))
+    }
+
+    /// wordexp(3)
+    fn wordexp(words: *const c_char, result: *mut c_void, flags: c_int) -> c_int {
+        pin::unbound(|| real::wordexp(words, result, flags))
+    }
 }
 
 /// # Safety
 ///
-/// `environment` is null or a list of strings that ends with null.
-unsafe fn spawn(environment: Strings, run: impl FnOnce(Strings) -> c_int) -> c_int {
+/// `environment` is null or a list of strings that ends with null; the target's path or name is a string.
+unsafe fn spawn(target: Target, environment: Strings, run: impl FnOnce(Strings) -> c_int) -> c_int {
     // SAFETY: handed on from the caller.
-    pin::unbound(|| unsafe { crate::environment::restored(environment, run) })
+    pin::unbound(|| unsafe { crate::environment::restored(target, environment, run) })
 }

@@ -4,7 +4,6 @@
 //! the program has bound itself is left alone, and so are several threads that wait on one instance.
 
 use std::cell::Cell;
-use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
@@ -95,7 +94,7 @@ fn set_only(cpu: usize) -> bool {
 }
 
 /// Does what makes a thread or process, with the mask it would have had without this library.
-pub(crate) fn unbound(make: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn unbound<T>(make: impl FnOnce() -> T) -> T {
     let Some(Bound { mask, cpu, index }) = bound() else { return make() };
     let is_bound = process().is_some_and(|process| process.thread[index].load(Ordering::Relaxed) == thread_id());
     let _ = sched_setaffinity(None, &mask);

@@ -60,12 +60,13 @@ fn a_full_chunk_and_a_layout_that_is_none_cost_no_connection() {
 }
 
 #[test]
-fn a_cleaned_environment_keeps_the_layout() {
+fn a_program_that_starts_itself_with_a_cleaned_environment_keeps_the_layout() {
     let Some(()) = own_network() else { return };
     let holder = holder();
     let ports = |how: &str| {
         let mut command = accelerated(compiled("execs"), &holder);
-        let output = run(command.arg(how).env("KSF_ACCEL_PORTS", "13:4:0-1").stdin(std::process::Stdio::null()));
+        let output =
+            run(command.args([how, "self"]).env("KSF_ACCEL_PORTS", "13:4:0-1").stdin(std::process::Stdio::null()));
         output.lines().filter(|line| *line == "KSF_ACCEL_PORTS=13:4:0-1").count()
     };
     assert_eq!(["execve", "execle", "posix_spawn", "vfork"].map(ports), [1; 4]);

@@ -74,46 +74,124 @@ fn a_vfork_child_does_nothing_to_its_parents_listeners() {
     assert_eq!(counted(&holder.status().unwrap()).accepted_own, 2);
 }
 
-/// Runs `accel` and says what a program started by it has of the two variables.
-fn variables_after(how: &str, keep: Option<&str>, holder: &ksf_accel::Started) -> String {
-    let mut command = accelerated(compiled("execs"), holder);
-    command.arg(how).stdin(Stdio::null());
+/// Runs `execs` and returns what a program started by it has of the variables.
+fn variables_after(words: &[&str], keep: Option<&str>, holder: &ksf_accel::Started) -> String {
+    let program = compiled("execs");
+    let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
+    let mut command = accelerated(program, holder);
+    command.args(words).stdin(Stdio::null()).env("PATH", path);
     command.envs(keep.map(|keep| ("KSF_ACCEL_KEEP", keep)));
     run(&mut command)
 }
 
+const WAYS: [&str; 12] = [
+    "execve",
+    "execv",
+    "execvp",
+    "execvpe",
+    "execl",
+    "execlp",
+    "execle",
+    "fexecve",
+    "execveat",
+    "posix_spawn",
+    "posix_spawnp",
+    "vfork",
+];
+
 #[test]
-fn programs_that_are_started_with_a_cleaned_environment_keep_the_library() {
+fn a_program_that_starts_itself_with_a_cleaned_environment_keeps_the_library() {
     let Some(()) = own_network() else { return };
     let holder = holder();
     let wanted = format!("LD_PRELOAD={}\nKSF_ACCEL={}\nOTHER=1\n", library().display(), holder.environment());
-    let ways = [
-        "execve",
-        "execv",
-        "execvp",
-        "execvpe",
-        "execl",
-        "execlp",
-        "execle",
-        "fexecve",
-        "execveat",
-        "posix_spawn",
-        "posix_spawnp",
-        "vfork",
-    ];
-    for way in ways {
-        assert_eq!(variables_after(way, None, &holder), wanted, "{way}");
+    for way in WAYS {
+        assert_eq!(variables_after(&[way, "self"], None, &holder), wanted, "{way}");
         // Switched off: what the program passes is what it gets.
-        let bare = variables_after(way, Some("0"), &holder);
+        let bare = variables_after(&[way, "self"], Some("0"), &holder);
         assert_eq!(bare.lines().find(|line| line.starts_with("LD_PRELOAD")), None, "{way}");
     }
     // Another library that the program preloads comes after it.
-    let other = variables_after("preload", None, &holder);
+    let other = variables_after(&["preload", "self"], None, &holder);
     assert!(other.contains(&format!("LD_PRELOAD={}:/lib/other.so", library().display())), "{other}");
     // A program that wants a child without it says so.
-    let without = variables_after("without", None, &holder);
+    let without = variables_after(&["without", "self"], None, &holder);
     assert!(!without.contains("LD_PRELOAD") && without.contains("KSF_ACCEL=\n"), "{without}");
     assert_eq!(run(accelerated(compiled("execs"), &holder).arg("missing")), "ENOENT\n");
+}
+
+#[test]
+fn nothing_comes_back_into_the_environment_of_another_program_or_user() {
+    let Some(()) = own_network() else { return };
+    let holder = holder();
+    for way in WAYS.into_iter().chain(["system"]) {
+        assert_eq!(variables_after(&[way, "other"], None, &holder), "OTHER=1\n", "{way}");
+        for user in ["33", "65534"] {
+            for target in ["self", "other"] {
+                let found = variables_after(&[way, target, user], None, &holder);
+                assert_eq!(found, "OTHER=1\n", "{way} {target} as user {user}");
+            }
+        }
+    }
+    // As login shells and sudo do it.
+    for tool in [
+        &["env", "-i", "setpriv", "--reuid=65534", "--clear-groups", "env"][..],
+        &["setpriv", "--reuid=33", "--clear-groups", "env", "-i", "/usr/bin/env"],
+        &["setpriv", "--reuid=33", "--clear-groups", "--reset-env", "/usr/bin/env"],
+        &["sh", "-c", "env -i sh -c env"],
+    ] {
+        let found = run(accelerated(tool[0], &holder).args(&tool[1..]).stdin(Stdio::null()));
+        assert!(!found.contains("KSF_ACCEL") && !found.contains("LD_PRELOAD"), "{tool:?}: {found}");
+    }
+}
+
+#[test]
+fn a_program_of_another_user_is_not_admitted_though_it_has_the_variables() {
+    let Some(()) = own_network() else { return };
+    let holder = holder();
+    let mut command = accelerated("setpriv", &holder);
+    command.args(["--reuid=65534", "--clear-groups"]).arg(compiled("server"));
+    let server = Server::start_as(command, "prefork-epoll", 2, 0);
+    assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 20).len(), 20);
+    let status = holder.status().unwrap();
+    assert!(status.listeners.is_empty() && status.workers.is_empty(), "{status:?}");
+    assert!(!status.refused_requests.is_empty());
+}
+
+#[test]
+fn a_name_that_another_user_has_taken_is_no_holder() {
+    let Some(()) = own_network() else { return };
+    use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+    // As after the end of a holder, whose name everybody can read.
+    let rogue = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&rogue, &SocketAddrUnix::new_abstract_name(b"ksf-rogue").unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: numbers; this thread alone changes its user, and ends.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
+            rustix::net::listen(&rogue, 16).unwrap();
+        });
+    });
+    let mut command = Command::new(compiled("server"));
+    command.env("LD_PRELOAD", library()).env("KSF_ACCEL", format!("ksf-rogue:{}", "5a".repeat(16)));
+    let server = Server::start_as(command, "prefork-epoll", 1, 0);
+    assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 5).len(), 5);
+    let asked = rustix::net::accept(&rogue).unwrap();
+    assert_eq!(rustix::net::recv(&asked, &mut [0u8; 64], RecvFlags::empty()).map(|(_, count)| count), Ok(0));
+}
+
+#[test]
+fn what_libc_starts_by_itself_is_not_bound_to_the_workers_cpu() {
+    let Some(_) = network_on_two_cpus() else { return };
+    let holder = patient();
+    let mut actors = Actors::start(&holder);
+    let (_, _, epoll) = worker(&mut actors, &holder);
+    let all = actors.number(0, "cpus");
+    assert_eq!(actors.call(0, &format!("wait {epoll} 0 0")), "events");
+    assert_eq!(actors.call(0, "cpus"), "1");
+    for way in ["system", "popen", "wordexp", "thrd_create"] {
+        assert_eq!(actors.number(0, way), all, "{way}");
+        assert_eq!(actors.call(0, "cpus"), "1", "{way}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use object::{Object, ObjectSymbol};
 use rustix::process::Signal;
 
 /// All that the library defines in a program's place.
-const HOOKS: [&str; 29] = [
+const HOOKS: [&str; 33] = [
     "accept",
     "accept4",
     "close",
@@ -36,10 +36,14 @@ const HOOKS: [&str; 29] = [
     "fcntl64",
     "fexecve",
     "listen",
+    "popen",
     "posix_spawn",
     "posix_spawnp",
     "pthread_create",
     "shutdown",
+    "system",
+    "thrd_create",
+    "wordexp",
 ];
 
 #[test]

@@ -20,7 +20,9 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <threads.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #define ACTORS 64
 #define UNTOUCHED 77
@@ -189,6 +191,43 @@ static void handler(int number)
 	}
 }
 
+/* CPUs that the calling thread may run on. */
+static int count_cpus(void *unused)
+{
+	cpu_set_t set;
+
+	(void)unused;
+	sched_getaffinity(0, sizeof(set), &set);
+	return CPU_COUNT(&set);
+}
+
+/* The same of what libc starts. */
+static int count_cpus_of(const char *way)
+{
+	int count = -1;
+
+	if (strcmp(way, "system") == 0)
+		return WEXITSTATUS(system("exit $(nproc)"));
+	if (strcmp(way, "popen") == 0) {
+		FILE *pipe = popen("nproc", "r");
+		if (!pipe || fscanf(pipe, "%d", &count) != 1)
+			count = -1;
+		if (pipe)
+			pclose(pipe);
+	} else if (strcmp(way, "wordexp") == 0) {
+		wordexp_t words;
+		if (wordexp("$(nproc)", &words, 0) == 0) {
+			count = atoi(words.we_wordv[0]);
+			wordfree(&words);
+		}
+	} else {
+		thrd_t thread;
+		if (thrd_create(&thread, count_cpus, NULL) != thrd_success || thrd_join(thread, &count) != thrd_success)
+			count = -1;
+	}
+	return count;
+}
+
 static void act(int actor);
 
 static void *thread_main(void *argument)
@@ -303,6 +342,8 @@ static void run(int actor, char *line)
 	} else if (IS("cpus")) {
 		cpu_set_t set;
 		CALL((sched_getaffinity(0, sizeof(set), &set), CPU_COUNT(&set)));
+	} else if (IS("system") || IS("popen") || IS("wordexp") || IS("thrd_create")) {
+		answer(actor, "%d", count_cpus_of(name));
 	} else if (IS("thread") || IS("fork") || IS("clone")) {
 		int ends[2], child = -1;
 		if (pipe2(ends, O_CLOEXEC) != 0)
