@@ -4,10 +4,11 @@
 //! [`StatusSocket`] never waits: a client that is silent, or reads nothing, keeps no other client from being answered.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, Permissions};
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -36,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct StatusSocket {
     path: PathBuf,
+    folder: SocketFolder,
+    name: OsString,
     made_folder: Option<PathBuf>,
     socket: OwnedFd,
     epoll: OwnedFd,
@@ -60,43 +64,65 @@ impl StatusSocket {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::AddrInUse`] if a server listens there or it is no socket; else what the file system says.
+    /// [`io::ErrorKind::AddrInUse`] if a server listens there or it is no socket; [`io::ErrorKind::PermissionDenied`] if
+    /// another user could put files of its own in the socket's place: the folder is neither root's nor this process's, or
+    /// all may write there without the sticky bit. Else what the file system says.
     pub fn at(path: &Path) -> io::Result<Self> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let made = folder.map(|folder| make(folder, false)).transpose()?.flatten();
-        if is_stale(path) {
-            fs::remove_file(path)?;
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        let parent = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let made = parent.map(|folder| make(folder, false)).transpose()?.flatten();
+        let folder = SocketFolder::open(parent.unwrap_or(Path::new(".")))?;
+        let place = folder.place(&name);
+        if is_stale(&place) {
+            folder.remove(&name)?;
         }
-        Self::new(bind(path)?, path.to_owned(), made)
+        Self::new(bind(&place)?, path.to_owned(), folder, name, made)
     }
 
     /// Listens in a folder, which is made, by the name `PID.sock`, or `PID-2.sock` and so on where this process has several.
     /// Sockets that killed processes have left there are removed.
-    pub fn in_folder(folder: &Path) -> io::Result<Self> {
-        loop {
-            let made = make(folder, true)?;
-            remove_stale(folder);
+    ///
+    /// # Errors
+    ///
+    /// Those of [`StatusSocket::at`].
+    pub fn in_folder(path: &Path) -> io::Result<Self> {
+        // Its last user may remove the folder at any moment.
+        for _ in 0..100 {
+            let made = make(path, true)?;
+            let folder = match SocketFolder::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                folder => folder?,
+            };
+            folder.remove_stale();
             // It gets its name when it listens: others take a socket without a listener for one of the dead.
             static COUNT: AtomicU32 = AtomicU32::new(0);
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
-            let unnamed = folder.join(format!(".{}-{count}", std::process::id()));
-            let _ = fs::remove_file(&unnamed);
-            let named = bind(&unnamed).and_then(|socket| Ok((socket, name(&unnamed, folder)?)));
-            let _ = fs::remove_file(&unnamed);
+            let unnamed = OsString::from(format!(".{}-{count}", std::process::id()));
+            let _ = folder.remove(&unnamed);
+            let named = bind(&folder.place(&unnamed)).and_then(|socket| Ok((socket, folder.name(&unnamed)?)));
+            let _ = folder.remove(&unnamed);
             match named {
-                // Its last user has just removed the folder.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => {}
-                named => return named.and_then(|(socket, path)| Self::new(socket, path, made)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => {}
+                named => {
+                    return named.and_then(|(socket, name)| Self::new(socket, path.join(&name), folder, name, made));
+                }
             }
         }
+        Err(io::ErrorKind::NotFound.into())
     }
 
-    fn new(socket: OwnedFd, path: PathBuf, made_folder: Option<PathBuf>) -> io::Result<Self> {
+    fn new(
+        socket: OwnedFd,
+        path: PathBuf,
+        folder: SocketFolder,
+        name: OsString,
+        made_folder: Option<PathBuf>,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // By edges: where no descriptor is left, a client that waits is served with the next that comes, and the server does
         // not spin.
         epoll::add(&epoll, &socket, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
-        Ok(Self { path, made_folder, socket, epoll, clients: BTreeMap::new(), next: LISTENER + 1 })
+        Ok(Self { path, folder, name, made_folder, socket, epoll, clients: BTreeMap::new(), next: LISTENER + 1 })
     }
 
     /// Where it listens.
@@ -214,7 +240,7 @@ impl AsFd for StatusSocket {
 impl Drop for StatusSocket {
     fn drop(&mut self) {
         // Another process may have removed it already.
-        let _ = fs::remove_file(&self.path);
+        let _ = self.folder.remove(&self.name);
         if let Some(folder) = &self.made_folder {
             // Fails, and should, while another process has a socket there.
             let _ = fs::remove_dir(folder);
@@ -289,38 +315,67 @@ fn make(folder: &Path, with_parents: bool) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// A socket that listens; it has no other mode than 0600 while it does.
+/// A socket that listens. Its file has the mode 0600 from its first moment: the kernel makes it with the socket's own
+/// (net/unix/af_unix.c, `unix_bind_bsd`), and no path is followed a second time.
 fn bind(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, 16)?;
     Ok(socket)
 }
 
-/// Gives a socket the first free name of this process.
-fn name(unnamed: &Path, folder: &Path) -> io::Result<PathBuf> {
-    let pid = std::process::id();
-    let mut number = 1;
-    loop {
-        let name = if number == 1 { format!("{pid}.sock") } else { format!("{pid}-{number}.sock") };
-        let path = folder.join(name);
-        match fs::hard_link(unnamed, &path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            Err(_) if is_stale(&path) => fs::remove_file(&path)?,
-            Err(_) => number += 1,
+/// An open folder in which no other user but root can rename or remove this process's sockets. Everything in it is reached
+/// by its descriptor, so a path that leads elsewhere meanwhile changes nothing.
+#[derive(Debug)]
+struct SocketFolder(OwnedFd);
+
+impl SocketFolder {
+    fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let metadata = folder.metadata()?;
+        let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid());
+        if !is_trusted || metadata.mode() & 0o1002 == 0o002 {
+            let why = format!("{} is a folder in which another user could take the socket's place", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Ok(Self(folder.into()))
+    }
+
+    /// A path to a file of the folder that does not lead over the folder's own path. It is short, too: an address of a Unix
+    /// socket has 108 bytes.
+    fn place(&self, name: &OsString) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
+    }
+
+    fn remove(&self, name: &OsString) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.0, name, AtFlags::empty())?)
+    }
+
+    /// Gives a socket the first free name of this process.
+    fn name(&self, unnamed: &OsString) -> io::Result<OsString> {
+        let pid = std::process::id();
+        let mut number = 1;
+        loop {
+            let name = OsString::from(if number == 1 { format!("{pid}.sock") } else { format!("{pid}-{number}.sock") });
+            match rustix::fs::linkat(&self.0, unnamed, &self.0, &name, AtFlags::empty()) {
+                Ok(()) => return Ok(name),
+                Err(Errno::EXIST) if is_stale(&self.place(&name)) => self.remove(&name)?,
+                Err(Errno::EXIST) => number += 1,
+                Err(error) => return Err(error.into()),
+            }
         }
     }
-}
 
-/// Removes what killed processes have left.
-fn remove_stale(folder: &Path) {
-    for path in sockets(folder).unwrap_or_default() {
-        if is_stale(&path) {
-            // Another process that starts now may have been first.
-            let _ = fs::remove_file(&path);
+    /// Removes sockets that killed processes have left.
+    fn remove_stale(&self) {
+        for path in sockets(&self.place(&OsString::new())).unwrap_or_default() {
+            if let Some(name) = path.file_name().filter(|_| is_stale(&path)) {
+                // Another process that starts now may have been first.
+                let _ = self.remove(&name.to_owned());
+            }
         }
     }
 }
@@ -335,6 +390,9 @@ fn is_stale(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use ksf_test::Folder;
 
     use super::*;
@@ -370,6 +428,46 @@ mod tests {
         assert_eq!(io::read_to_string(stream).unwrap(), "IN PIECES\n");
         let mode = fs::metadata(served.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn folders_in_which_others_could_take_its_place_are_refused() {
+        if !ksf_test::is_root() {
+            return ksf_test::skip("needs root: a folder of another user");
+        }
+        let folder = Folder::new();
+        let target = folder.write("target", "another's");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let before = mode(&target);
+        let refuses = |path: &Path| {
+            let results = [StatusSocket::at(&path.join("x.sock")), StatusSocket::in_folder(path)];
+            results.into_iter().all(|result| result.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied))
+        };
+        // Of a user who puts a link to a foreign file there while the socket is made.
+        let theirs = folder.path("theirs");
+        fs::create_dir(&theirs).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).unwrap();
+        std::os::unix::fs::symlink(&target, theirs.join("x.sock")).unwrap();
+        assert!(refuses(&theirs));
+        // By a link, too.
+        std::os::unix::fs::symlink(&theirs, folder.path("link")).unwrap();
+        assert!(refuses(&folder.path("link")));
+        let open = folder.path("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+        assert!(refuses(&open));
+        // As /tmp is.
+        fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
+        assert!(!refuses(&open));
+        assert_eq!(mode(&target), before);
+        let socket = StatusSocket::at(&open.join("y.sock")).unwrap();
+        assert_eq!(mode(socket.path()), 0o600);
+        // The folder's name is another's by the time it goes: the socket is removed where it is.
+        fs::rename(&open, folder.path("moved")).unwrap();
+        fs::create_dir(&open).unwrap();
+        fs::write(open.join("y.sock"), "another's").unwrap();
+        drop(socket);
+        assert!(open.join("y.sock").exists() && !folder.path("moved/y.sock").exists());
     }
 
     #[test]
