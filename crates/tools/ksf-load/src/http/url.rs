@@ -12,8 +12,10 @@ const PORT: u16 = 80;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Url {
     pub(crate) target: Target,
-    /// Host and port as written: the value of `Host`.
+    /// Host and port as written.
     authority: String,
+    /// The value of `Host`: the authority without a zone, which is of this machine alone (RFC 6874, section 3).
+    host: String,
     /// Path and query, beginning with a slash.
     path: String,
 }
@@ -47,7 +49,11 @@ impl Url {
             return Err(invalid("only TCP is spoken here"));
         }
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
-        Ok(Url { target: Target::parse(authority, PORT)?, authority: authority.to_owned(), path })
+        let target = Target::of_authority(authority, PORT)?;
+        let zone = authority.find("%25").filter(|_| authority.starts_with('[')).zip(authority.find(']'));
+        let host =
+            zone.map_or(authority.to_owned(), |(from, to)| format!("{}{}", &authority[..from], &authority[to..]));
+        Ok(Url { target, authority: authority.to_owned(), host, path })
     }
 
     /// The bytes of a request. `headers` are whole lines without their ends; `close` asks the server to close the
@@ -58,7 +64,7 @@ impl Url {
         };
         let mut text = format!("GET {} HTTP/1.1\r\n", self.path);
         if !named("host") {
-            text += &format!("Host: {}\r\n", self.authority);
+            text += &format!("Host: {}\r\n", self.host);
         }
         if !named("user-agent") {
             text += concat!("User-Agent: ksf-load/", env!("CARGO_PKG_VERSION"), "\r\n");
@@ -113,6 +119,12 @@ mod tests {
             ("http://h", "h:80", "h", "/"),
             ("HTTP://h:8080/a/b?c=d#e", "h:8080", "h:8080", "/a/b?c=d"),
             ("http://[::1]:81?x", "[::1]:81", "[::1]:81", "/?x"),
+            ("http://h:/", "h:80", "h:", "/"),
+            ("http://[::1]:", "[::1]:80", "[::1]:", "/"),
+            ("http://h:00080/", "h:80", "h:00080", "/"),
+            ("http://[fe80::1%25lo]:81/", "[fe80::1%lo]:81", "[fe80::1%25lo]:81", "/"),
+            ("http://[fe80::1%25eth0.1]", "[fe80::1%eth0.1]:80", "[fe80::1%25eth0.1]", "/"),
+            ("http://[FE80::1%25a%2D~_]", "[FE80::1%a-~_]:80", "[FE80::1%25a%2D~_]", "/"),
         ] {
             let url = Url::parse(text).unwrap();
             assert_eq!((url.target.to_string().as_str(), url.authority.as_str()), (target, authority), "{text}");
@@ -136,7 +148,55 @@ mod tests {
             assert_eq!(error.exit_code(), 64, "{text}");
             assert!(error.to_string().contains(reason), "{text}: {error}");
         }
-        assert_eq!(Url::parse("http://h:x/").unwrap_err().exit_code(), 65);
+        // A port is decimal digits (RFC 3986, section 3.2.3), not a number as options take them.
+        for port in [
+            "x",
+            "0x50",
+            "+80",
+            "-1",
+            " 80",
+            "80 ",
+            "8e1",
+            "80.0",
+            "1k",
+            "0",
+            "65536",
+            "18446744073709551696",
+            "\u{661}",
+        ] {
+            for host in ["h", "[::1]"] {
+                let error = Url::parse(&format!("http://{host}:{port}/")).unwrap_err();
+                assert_eq!(error.exit_code(), 65, "{host}:{port}: {error}");
+            }
+        }
+        for text in [
+            "http://::1/",
+            "http://h:80:80/",
+            "http://[::1/",
+            "http://[::1]x/",
+            "http://[h]/",
+            "http://[127.0.0.1]/",
+            "http://[]/",
+            "http://:80/",
+            "http://h b/",
+            "http://[fe80::1%lo]/",
+            "http://[fe80::1%25]/",
+            "http://[fe80::1%25a b]/",
+            "http://[fe80::1%25%2f]/",
+            "http://[fe80::1%25%]/",
+            "http://h%25lo/",
+            "http://a,b/",
+            "http://h\\x/",
+        ] {
+            assert_eq!(Url::parse(text).unwrap_err().exit_code(), 64, "{text}");
+        }
+    }
+
+    #[test]
+    fn zone_is_not_told_to_the_server() {
+        let text = |url: &str| String::from_utf8(Url::parse(url).unwrap().request(&[], false).into_vec()).unwrap();
+        assert!(text("http://[fe80::1%25lo]:81/").contains("\r\nHost: [fe80::1]:81\r\n"));
+        assert!(text("http://[fe80::1]:81/").contains("\r\nHost: [fe80::1]:81\r\n"));
     }
 
     #[test]

@@ -4,11 +4,11 @@
 //! the target wins over `-p`. Host names go through the system's resolver and every address it returns is tried.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use crate::error::LoadError;
-use crate::options::numbers::parse_in;
+use crate::options::numbers::{NumberError, parse_in};
 
 /// A target as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +61,43 @@ impl Target {
             None => default_port,
         };
         let host = host.to_string();
+        Ok(Target::Inet { host, port })
+    }
+
+    /// Reads the authority of a URL (RFC 3986, section 3.2) without a user: a name, an IPv4 address, or an IPv6 address
+    /// in brackets, which may have a zone (`[fe80::1%25eth0]`, RFC 6874). The port is decimal digits alone; without one,
+    /// also behind a colon, it is `default_port`.
+    ///
+    /// # Errors
+    ///
+    /// The text is none, or its port is not in 1 to 65535.
+    pub(crate) fn of_authority(text: &str, default_port: u16) -> Result<Target, LoadError> {
+        let wrong = |reason: &str| LoadError::Usage(format!("invalid URL with `{text}`: {reason}"));
+        let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
+            let (address, behind) = bracketed.split_once(']').ok_or_else(|| wrong("the bracket is not closed"))?;
+            let host = address_with_zone(address).ok_or_else(|| wrong("in brackets stands an IPv6 address"))?;
+            (host, behind)
+        } else {
+            let (host, behind) = text.split_at(text.find(':').unwrap_or(text.len()));
+            if host.is_empty() {
+                return Err(wrong("the host is empty"));
+            }
+            if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)) {
+                return Err(wrong("a host has letters, digits, `-`, `.`, `_` and `~`"));
+            }
+            (host.to_owned(), behind)
+        };
+        let port = match behind_colon(port) {
+            Some("") => default_port,
+            // Two colons: an address without brackets.
+            Some(digits) if digits.contains(':') => return Err(wrong("an IPv6 address stands in brackets")),
+            Some(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => parse_port(digits)?,
+            Some(digits) => {
+                let source = NumberError::Invalid { text: digits.to_owned() };
+                return Err(LoadError::Number { option: "port".into(), source });
+            }
+            None => return Err(wrong("only `:port` may follow the bracket")),
+        };
         Ok(Target::Inet { host, port })
     }
 
@@ -117,6 +154,36 @@ fn split_port(address: &str) -> Result<(&str, Option<&str>), &'static str> {
         Some((host, port)) => Ok((host, Some(port))),
         None => Ok((address, None)),
     }
+}
+
+/// What follows the colon behind a host; empty if nothing does.
+fn behind_colon(text: &str) -> Option<&str> {
+    if text.is_empty() { Some(text) } else { text.strip_prefix(':') }
+}
+
+/// An IPv6 address as the system's resolver takes it, with the zone behind `%`, from one as URLs have it, behind `%25`
+/// and percent-encoded.
+fn address_with_zone(text: &str) -> Option<String> {
+    let (address, zone) = text.split_once("%25").map_or((text, None), |(address, zone)| (address, Some(zone)));
+    address.parse::<Ipv6Addr>().ok()?;
+    let Some(mut rest) = zone else { return Some(address.to_owned()) };
+    let mut host = format!("{address}%");
+    while let Some(first) = rest.chars().next() {
+        let (char, behind) = match rest.strip_prefix('%') {
+            Some(escaped) => {
+                let digits = escaped.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+                (char::from(u8::from_str_radix(digits, 16).ok()?), &escaped[2..])
+            }
+            None => (first, &rest[first.len_utf8()..]),
+        };
+        // An interface's name.
+        if !char.is_ascii_alphanumeric() && !"-._~".contains(char) {
+            return None;
+        }
+        host.push(char);
+        rest = behind;
+    }
+    (!host.ends_with('%')).then_some(host)
 }
 
 fn parse_port(digits: &str) -> Result<u16, LoadError> {
