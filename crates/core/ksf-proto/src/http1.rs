@@ -13,10 +13,12 @@ mod body;
 mod fields;
 mod forward;
 mod head;
+mod target;
 
 pub use body::{Body, BodyLength, MalformedBody, unchunked};
 pub use forward::{forward_request, forward_response};
 pub use head::{Asked, BadHead, FIELDS_MAX, Request, Response, head_bytes};
+pub use target::{Authority, Target};
 
 /// The reason phrase of a status this crate's users send; empty for others (RFC 9112, section 4 allows that).
 pub fn reason(status: u16) -> &'static str {

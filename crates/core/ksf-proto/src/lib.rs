@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod http1;
+mod looked;
 pub mod oncrpc;
 pub mod rdb;
 pub mod resp;

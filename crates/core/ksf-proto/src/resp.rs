@@ -11,6 +11,8 @@
 
 pub mod reply;
 
+use crate::looked;
+
 /// What a client may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RespLimits {
@@ -46,6 +48,9 @@ pub enum Malformed {
     /// Quotes of an inline command do not match.
     #[error("Protocol error: unbalanced quotes in request")]
     Quotes,
+    /// An inline command has a zero byte, at which Redis stops looking for its end.
+    #[error("Protocol error: zero byte in inline request")]
+    Zero,
     /// The command is longer than the limit.
     #[error("Protocol error: command above {limit} bytes")]
     LongCommand {
@@ -80,10 +85,16 @@ fn line(buf: &[u8], at: usize) -> Result<Option<(&[u8], usize)>, Malformed> {
     }
 }
 
-fn number(digits: &[u8], otherwise: Malformed) -> Result<i64, Malformed> {
-    let text = std::str::from_utf8(digits).map_err(|_| otherwise)?;
-    // `parse` takes a plus sign, which Redis does not.
-    if text.starts_with('+') { Err(otherwise) } else { text.parse().map_err(|_| otherwise) }
+/// A number as Redis reads it: digits without zeros in front, behind a minus sign if it is below zero.
+fn number(text: &[u8], otherwise: Malformed) -> Result<i64, Malformed> {
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    let is_plain = match digits {
+        [b'0'] => digits.len() == text.len(),
+        [first, ..] => (b'1'..=b'9').contains(first),
+        [] => false,
+    };
+    let text = std::str::from_utf8(text).ok().filter(|_| is_plain);
+    text.and_then(|text| text.parse().ok()).ok_or(otherwise)
 }
 
 /// Digits of a number that cannot be too large.
@@ -97,7 +108,9 @@ fn header(buf: &[u8], at: usize, otherwise: Malformed) -> Result<Option<(i64, us
     for (digits, byte) in rest.iter().take(PLAIN_DIGITS_MAX + 1).enumerate() {
         match byte {
             b'0'..=b'9' if digits < PLAIN_DIGITS_MAX => plain = plain * 10 + i64::from(byte - b'0'),
-            b'\r' if digits > 0 && digits + 1 < rest.len() => return Ok(Some((plain, at + digits + 2))),
+            b'\r' if digits > 0 && digits + 1 < rest.len() && (rest[0] != b'0' || digits == 1) => {
+                return Ok(Some((plain, at + digits + 2)));
+            }
             _ => break,
         }
     }
@@ -118,7 +131,9 @@ pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Sc
     let Some(first) = buf.first() else { return Ok(Scan::Incomplete(1)) };
     if *first != b'*' {
         resume.spans = Spans::default();
-        return inline_end(buf);
+        let end = inline_end(buf, resume.inline_at);
+        resume.inline_at = if let Ok(Scan::Incomplete(_)) = end { buf.len() } else { 0 };
+        return end;
     }
     if resume.at == 0 {
         let Some((count, next)) = header(buf, 1, Malformed::Count)? else {
@@ -163,6 +178,8 @@ pub fn scan(buf: &[u8], limits: &RespLimits, resume: &mut Progress) -> Result<Sc
 pub struct Progress {
     at: usize,
     left: usize,
+    /// Bytes of an inline command without its end.
+    inline_at: usize,
     spans: Spans,
 }
 
@@ -208,11 +225,15 @@ impl Spans {
     }
 }
 
-fn inline_end(buf: &[u8]) -> Result<Scan, Malformed> {
-    let look = &buf[..buf.len().min(INLINE_BYTES_MAX)];
-    match look.iter().position(|byte| *byte == b'\n') {
-        Some(end) => Ok(Scan::Command(end + 1)),
-        None if look.len() == INLINE_BYTES_MAX => Err(Malformed::LongInline),
+/// The end of an inline command, which is not among the first `from` bytes.
+fn inline_end(buf: &[u8], from: usize) -> Result<Scan, Malformed> {
+    let front = &buf[..buf.len().min(INLINE_BYTES_MAX)];
+    let from = from.min(front.len());
+    let end = front[from..].iter().position(|byte| *byte == b'\n');
+    looked::add(end.map_or(front.len() - from, |end| end + 1));
+    match end {
+        Some(end) => Ok(Scan::Command(from + end + 1)),
+        None if front.len() == INLINE_BYTES_MAX => Err(Malformed::LongInline),
         None => Ok(Scan::Incomplete(buf.len() + 1)),
     }
 }
@@ -262,17 +283,21 @@ impl<'a> Iterator for Arguments<'a> {
     }
 }
 
-/// The arguments of an inline command, with quotes as Redis takes them: `"a\n\x41"` with escapes, `'a\'b'` without.
+/// The arguments of an inline command, with quotes as Redis takes them, which may begin inside a word and end it:
+/// `"a\n\x41"` with escapes, `'a\'b'` without.
 ///
 /// # Errors
 ///
-/// [`Malformed::Quotes`].
+/// [`Malformed::Quotes`], and [`Malformed::Zero`] where Redis would wait for an end that it does not see.
 pub fn inline(command: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
+    if command.contains(&0) {
+        return Err(Malformed::Zero);
+    }
     let mut arguments = Vec::new();
     let mut rest = command;
     loop {
         while let [space, after @ ..] = rest
-            && (space.is_ascii_whitespace() || *space == 0x0b)
+            && is_space(*space)
         {
             rest = after;
         }
@@ -280,22 +305,34 @@ pub fn inline(command: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
             return Ok(arguments);
         }
         let mut argument = Vec::new();
-        rest = match rest {
-            [b'"', quoted @ ..] => double_quoted(quoted, &mut argument)?,
-            [b'\'', quoted @ ..] => single_quoted(quoted, &mut argument)?,
-            _ => {
-                let end = rest.iter().position(|byte| byte.is_ascii_whitespace()).unwrap_or(rest.len());
-                argument.extend_from_slice(&rest[..end]);
-                &rest[end..]
-            }
-        };
+        rest = word(rest, &mut argument)?;
         arguments.push(argument);
     }
 }
 
-/// What is behind a closing quote: the end, or a space.
+/// C's `isspace`.
+fn is_space(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
+/// A word up to the blank behind it, or behind its quotes.
+fn word<'a>(mut rest: &'a [u8], argument: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
+    loop {
+        rest = match rest {
+            [] | [b' ' | b'\t' | b'\r' | b'\n', ..] => return Ok(rest),
+            [b'"', quoted @ ..] => return double_quoted(quoted, argument),
+            [b'\'', quoted @ ..] => return single_quoted(quoted, argument),
+            [byte, after @ ..] => {
+                argument.push(*byte);
+                after
+            }
+        };
+    }
+}
+
+/// What is behind a closing quote: the end, or a blank.
 fn behind_quote(rest: &[u8]) -> Result<&[u8], Malformed> {
-    if rest.first().is_none_or(u8::is_ascii_whitespace) { Ok(rest) } else { Err(Malformed::Quotes) }
+    if rest.first().is_none_or(|byte| is_space(*byte)) { Ok(rest) } else { Err(Malformed::Quotes) }
 }
 
 fn double_quoted<'a>(mut rest: &'a [u8], argument: &mut Vec<u8>) -> Result<&'a [u8], Malformed> {
@@ -642,6 +679,60 @@ mod tests {
         }
     }
 
+    /// The verdicts are those of Redis 7.0.15.
+    #[test]
+    fn numbers_of_headers_are_those_that_redis_takes() {
+        let limits = RespLimits { arguments_max: i32::MAX as usize, ..LIMITS };
+        let scan = |text: &str| scan(text.as_bytes(), &limits, &mut Progress::default());
+        for text in [
+            "*01",
+            "*+1",
+            "*-0",
+            "*00",
+            "*",
+            "*-",
+            "*--1",
+            "*1 ",
+            "* 1",
+            "*0x1",
+            "*12345678901234567890",
+            "*2147483648",
+        ] {
+            assert_eq!(scan(&format!("{text}\r\n$4\r\nPING\r\n")), Err(Malformed::Count), "{text}");
+        }
+        for text in ["*0", "*-1", "*-9999999999"] {
+            assert_eq!(scan(&format!("{text}\r\n")), Ok(Scan::Command(text.len() + 2)), "{text}");
+        }
+        assert!(matches!(scan("*2147483647\r\n"), Ok(Scan::Incomplete(_))));
+        for text in ["$-1", "$-0", "$04", "$+4", "$00", "$", "$12345678901234567890", "$999999999999"] {
+            assert_eq!(scan(&format!("*1\r\n{text}\r\nPING\r\n")), Err(Malformed::Length), "{text}");
+        }
+        assert_eq!(scan("*1\r\n$0\r\n\r\n"), Ok(Scan::Command(10)));
+    }
+
+    /// However small the pieces are, a byte is looked at once.
+    #[test]
+    fn resumed_search_for_the_end_of_an_inline_command_looks_at_each_byte_once() {
+        for (line, is_whole) in
+            [([&vec![b'a'; 60_000][..], b"\r\n"].concat(), true), (vec![b'a'; INLINE_BYTES_MAX], false)]
+        {
+            for step in [1, 4, 1000] {
+                let mut progress = Progress::default();
+                let looked = looked::bytes_of(|| {
+                    for end in (step..line.len()).step_by(step) {
+                        let told = scan(&line[..end], &LIMITS, &mut progress);
+                        assert_eq!(told, Ok(Scan::Incomplete(end + 1)));
+                    }
+                    let told = scan(&line, &LIMITS, &mut progress);
+                    assert_eq!(told.is_ok_and(|told| told == Scan::Command(line.len())), is_whole);
+                });
+                assert_eq!(looked, line.len(), "by {step}");
+                // The next one begins anew.
+                assert!(!is_whole || scan(b"PING\r\n", &LIMITS, &mut progress) == Ok(Scan::Command(6)));
+            }
+        }
+    }
+
     #[test]
     fn the_places_of_few_arguments_are_kept() {
         let mut progress = Progress::default();
@@ -689,7 +780,20 @@ mod tests {
             Ok(vec!["SET".into(), "key".into(), "a bA\\n".into(), "it\\'s".into()])
         );
         assert_eq!(parsed("\r\n"), Ok(vec![]));
-        for wrong in ["\"a", "'a", "\"a\"b", "'a'b"] {
+        // As Redis 7.0.15 takes them.
+        for (text, words) in [
+            ("PING a\"b c\"\r\n", &["PING", "ab c"][..]),
+            ("PING a'b c' d\r\n", &["PING", "ab c", "d"]),
+            ("\"PI\\x4eG\"\r\n", &["PING"]),
+            ("\x0bPING a\x0cb\r\n", &["PING", "a\\x0cb"]),
+            ("PING\rx\n", &["PING", "x"]),
+            ("PING ''\n", &["PING", ""]),
+            ("PING \"\\xzz\\q\"\r\n", &["PING", "xzzq"]),
+        ] {
+            assert_eq!(parsed(text), Ok(words.iter().map(|word| (*word).to_owned()).collect()), "{text:?}");
+        }
+        assert_eq!(parsed("PING a\0b\r\n"), Err(Malformed::Zero));
+        for wrong in ["\"a", "'a", "\"a\"b", "'a'b", "a\"b", "a'b", "\"\r\n", "a\"b\"c"] {
             assert_eq!(parsed(wrong), Err(Malformed::Quotes), "{wrong}");
         }
     }

@@ -4,7 +4,7 @@
 use crate::common;
 use crate::common::{bytes_of, env, feed, in_slot};
 use ksf::connection::Connection;
-use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
+use ksf::framing::{Delimiter, Endian, Frame, Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::service::ConnKey;
 use ksf::{CloseReason, Order, Peer};
@@ -67,6 +67,24 @@ fn streams(framing: Framing) -> impl Strategy<Value = Vec<u8>> {
 
 fn chunks() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![Just(vec![1; 1024]), prop::collection::vec(1usize..5, 0..64), prop::collection::vec(1usize..80, 0..32),]
+}
+
+/// A search that goes on looks no further back than a delimiter is long: one that stands there is not found.
+#[test]
+fn resumed_search_for_a_delimiter_does_not_look_back() {
+    for bytes in 1..=8 {
+        let delimiter = [&b"abcdefg"[..bytes - 1], b"\n"].concat();
+        let framing = Framing::Delimiter(Delimiter::new(&delimiter).expect("1 to 8 bytes"));
+        let behind = [&b"x".repeat(50)[..], &delimiter].concat();
+        for scanned in bytes..40 {
+            // The last of them ends where the search may begin.
+            let end = scanned - (bytes - 1);
+            let stream = [&delimiter.repeat(end / bytes)[..], &b"x".repeat(100)].concat();
+            let stream = [&stream[..end], &behind[..]].concat();
+            let Ok(Frame::Part(part)) = framing.parse(&stream, scanned) else { panic!("{bytes} bytes from {scanned}") };
+            assert_eq!(part.body_bytes, end + 50, "{bytes} bytes from {scanned}");
+        }
+    }
 }
 
 proptest! {

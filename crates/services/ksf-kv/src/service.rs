@@ -297,6 +297,8 @@ enum Protocol {
     Unknown,
     Resp,
     Http(Box<http::Reader>),
+    /// Neither: the connection ends, with this error if there is one.
+    Neither(Option<String>),
 }
 
 impl KvConn {
@@ -421,24 +423,38 @@ impl LoggedService for Kv {
         // What one command can set another one can read.
         conn.session.reply_bytes_max = limits.connection_bytes_max.max(limits.message_bytes_max);
         if matches!(conn.protocol, Protocol::Unknown) {
-            match http::spoken(buf, scanned) {
+            match http::spoken(buf, scanned, commands::is_command) {
                 None => return Ok(Frame::Incomplete { need_bytes: None }),
                 Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::default()),
                 // An empty line may be in front of either.
-                Some(http::Spoken::Resp) if matches!(buf.first(), Some(b'\r' | b'\n')) => {}
+                Some(http::Spoken::Empty) => {}
                 Some(http::Spoken::Resp) => conn.protocol = Protocol::Resp,
+                Some(http::Spoken::Unknown(bytes)) => {
+                    conn.protocol = Protocol::Neither(commands::unknown_line(&buf[..bytes]));
+                    return Err(FramingError::Malformed);
+                }
             }
         }
         if let Protocol::Http(reader) = &mut conn.protocol {
             return reader.cut(buf, scanned, limits);
         }
         let limits = resp::RespLimits {
-            arguments_max: 1 << 20,
+            // As Redis has it: `message_bytes_max` ends them sooner.
+            arguments_max: i32::MAX as usize,
             argument_bytes_max: limits.message_bytes_max,
             command_bytes_max: limits.message_bytes_max,
         };
         match resp::scan(buf, &limits, &mut conn.progress) {
             Ok(Scan::Command(bytes)) => {
+                match commands::ends_connection(&buf[..bytes], &conn.progress.spans()) {
+                    Ok(false) => {}
+                    // Without a reply, as in Redis.
+                    Ok(true) => return Err(FramingError::Malformed),
+                    Err(malformed) => {
+                        conn.session.malformed = Some(malformed);
+                        return Err(FramingError::Malformed);
+                    }
+                }
                 Ok(Frame::Part(Part { header_bytes: 0, body_bytes: bytes, trailer_bytes: 0, last: true }))
             }
             Ok(Scan::Incomplete(need)) => Ok(Frame::Incomplete { need_bytes: Some(need) }),
@@ -510,6 +526,8 @@ impl LoggedService for Kv {
         let mut out = Vec::new();
         if let Protocol::Http(reader) = &conn.protocol {
             http::refuse(reader.status(reason), now_ns(), &mut out);
+        } else if let Protocol::Neither(Some(why)) = &conn.protocol {
+            Writer::new(&mut out, Version::Resp2).error(why);
         } else if let Some(malformed) = conn.session.malformed {
             Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
         }

@@ -1,8 +1,14 @@
 //! What the server answers, compared with Redis.
 
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
 use crate::common::{Redis, Serving, engines};
 use ksf::engine::EngineKind;
-use ksf_test::own_network;
+use ksf::limits::Limits;
+use ksf_test::{own_network, stream};
 
 /// What is asked, and what the answer is, in order.
 const CONVERSATION: &[(&str, &str)] = &[
@@ -46,6 +52,43 @@ const CONVERSATION: &[(&str, &str)] = &[
     ("SET a b NX XX", "-ERR syntax error"),
     ("NONSENSE a b", "-ERR unknown command 'NONSENSE', with args beginning with: 'a' 'b' "),
     ("GETDEL short", "kept"),
+];
+
+/// Bytes that are sent as they are, each on a connection of its own, and answered by this server and by Redis in the same
+/// way, up to the end of the connection.
+const SAME_BYTES_AS_REDIS: &[&str] = &[
+    "*01\r\n$4\r\nPING\r\n",
+    "*+1\r\n$4\r\nPING\r\n",
+    "*-0\r\nPING\r\n",
+    "*00\r\nPING\r\n",
+    "*\r\nPING\r\n",
+    "*0\r\nPING\r\n",
+    "*-1\r\nPING\r\n",
+    "*-9999999999\r\nPING\r\n",
+    "*1\r\n$-1\r\nPING\r\n",
+    "*1\r\n$-0\r\n\r\nPING\r\n",
+    "*1\r\n$04\r\nPING\r\n",
+    "*1\r\n$+4\r\nPING\r\n",
+    "*1\r\n$\r\nPING\r\n",
+    "*1\r\n:4\r\nPING\r\n",
+    "*12345678901234567890\r\n",
+    "*2147483648\r\n",
+    "*1\r\n$99999999999999999999\r\n",
+    "*1\r\n$0\r\n\r\nPING\r\n",
+    "*1\r\n$4\r\nPOST\r\nPING\r\n",
+    "PING a\"b\r\nPING\r\n",
+    "PING a\"b c\"\r\n",
+    "PING \"a\"b\r\nPING\r\n",
+    "PING 'a\\'b'\r\n",
+    "\"PI\\x4eG\"\r\n",
+    "PING a\x0bb\r\n",
+    "\x0bPING\r\n",
+    "PING \"\r\nPING\r\n",
+    "PING\rx\nPING\n",
+    "PING ''\r\n",
+    "PING \"\\xzz\\q\"\r\n",
+    "PING\r\nNONSENSE x y\r\nPING\r\n",
+    "\r\n\nPING\r\n",
 ];
 
 /// What is asked of this server and of Redis, and answered by both in the same way.
@@ -497,6 +540,54 @@ fn it_answers_as_redis_does_and_remembers() {
             "{engine}"
         );
         assert_eq!(client.ask("DBSIZE"), ":2", "{engine}");
+        serving.stop();
+    }
+}
+
+/// Sends bytes, ends that direction, and returns all that comes.
+fn all_of<S: Read + Write>(mut stream: S, bytes: &[u8], shutdown: impl Fn(&S)) -> Vec<u8> {
+    // It may have ended the connection before it had all of them.
+    let _ = stream.write_all(bytes);
+    shutdown(&stream);
+    let mut sent = Vec::new();
+    let _ = stream.read_to_end(&mut sent);
+    sent
+}
+
+#[test]
+fn bytes_that_are_no_command_are_answered_as_by_redis() {
+    own_network();
+    let Some(redis) = Redis::start() else { return };
+    let socket = redis.folder.path().join("redis");
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Serving::start(engine, folder.path());
+        for text in SAME_BYTES_AS_REDIS {
+            let theirs = UnixStream::connect(&socket).unwrap();
+            let theirs = all_of(theirs, text.as_bytes(), |stream| stream.shutdown(Shutdown::Write).unwrap());
+            let ours = stream::connect(serving.address());
+            let ours = all_of(ours, text.as_bytes(), |stream| drop(stream.shutdown(Shutdown::Write)));
+            assert_eq!(ours.escape_ascii().to_string(), theirs.escape_ascii().to_string(), "{engine}: {text:?}");
+        }
+        serving.stop();
+    }
+}
+
+/// As many as Redis takes: the length of the command bounds them.
+#[test]
+fn command_with_more_than_a_million_arguments_is_carried_out() {
+    const KEYS: usize = 1_050_000;
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { message_bytes_max: 8 << 20, connection_bytes_max: 8 << 20, ..Limits::default() };
+        let serving = Serving::start_with(engine, folder.path(), limits);
+        let mut client = serving.connect();
+        client.ask("SET a 1");
+        let command = [format!("*{}\r\n$3\r\nDEL\r\n", KEYS + 1).into_bytes(), b"$1\r\na\r\n".repeat(KEYS)].concat();
+        client.0.get_mut().write_all(&command).unwrap();
+        assert_eq!(client.reply(), ":1", "{engine}");
+        assert_eq!(client.ask("PING"), "+PONG", "{engine}");
         serving.stop();
     }
 }

@@ -397,6 +397,196 @@ fn a_pipeline_is_answered_in_order_among_clients_of_both_protocols() {
     });
 }
 
+/// All that the server sends until it ends the connection.
+fn until_end(serving: &Serving, pieces: &[&[u8]]) -> String {
+    let mut stream = stream::connect(serving.address());
+    for piece in pieces {
+        // It may have ended the connection by now.
+        let _ = stream.write_all(piece);
+    }
+    let mut sent = Vec::new();
+    // A reset ends it, too.
+    let _ = stream.read_to_end(&mut sent);
+    String::from_utf8_lossy(&sent).into_owned()
+}
+
+/// Whatever begins a connection and is no command: what follows it is not carried out.
+#[test]
+fn body_of_an_unknown_request_is_not_carried_out() {
+    const BODY: &str = "x\r\nSET wd 1\r\n*3\r\n$3\r\nSET\r\n$2\r\nwd\r\n$1\r\n1\r\n";
+    let fields = format!("Host: localhost\r\nContent-Length: {}\r\n\r\n{BODY}", BODY.len());
+    let firsts = [
+        "PROPFIND / HTTP/1.1",
+        "propfind / HTTP/1.1",
+        "post / HTTP/1.1",
+        "Post / HTTP/1.1",
+        "put /x HTTP/1.1",
+        "get / HTTP/1.1",
+        " GET / HTTP/1.1",
+        " POST / HTTP/1.1",
+        "\tPUT /x HTTP/1.1",
+        "POST\t/\tHTTP/1.1",
+        "PUT\t/x HTTP/1.1",
+        "POST  / HTTP/1.1",
+        "SET / HTTP/1.1",
+        "DEL /x HTTP/1.1",
+        "PING / HTTP/1.1",
+        "PING * http/1.1",
+        "X / HTTP/3",
+        "PRI * HTTP/2.0",
+        "POST /",
+        "POST",
+        "post /x",
+        "Host: x",
+        "PROPFIND",
+        "PROPFIND /",
+        "M-SEARCH * HTTP/1.1",
+        "GET / HTTP/1.1\0",
+        "PROPFIND / HTTP/1.1\rx",
+        "\0",
+        "\x16\x03\x01",
+        "<xml>",
+        "EHLO x",
+        "\"PROPFIND / HTTP/1.1",
+        "'PROPFIND' / HTTP/1.1",
+    ];
+    on_each(|engine, serving| {
+        for first in firsts {
+            for (front, end) in [("", "\r\n"), ("\r\n", "\r\n"), (" \r\n\n", "\r\n"), ("", "\n")] {
+                let stream = format!("{front}{first}{end}{fields}");
+                let (one, other) = stream.as_bytes().split_at(front.len() + first.len() / 2);
+                for pieces in [&[stream.as_bytes()][..], &[one, other]] {
+                    let sent = until_end(serving, pieces);
+                    assert!(!sent.contains("+OK"), "{engine}: {stream:?}: {sent:?}");
+                    assert_eq!(serving.connect().ask("EXISTS wd"), ":0", "{engine}: {stream:?}: {sent:?}");
+                }
+            }
+        }
+        // What is a command goes on, also with a version in its arguments.
+        let mut client = serving.connect();
+        client.0.get_mut().write_all(b"\r\nSET version HTTP/1.1\r\nnonsense x\r\nGET version\r\n").unwrap();
+        assert_eq!(client.reply(), "+OK", "{engine}");
+        assert_eq!(client.reply(), "-ERR unknown command 'nonsense', with args beginning with: 'x'", "{engine}");
+        assert_eq!(client.reply(), "HTTP/1.1", "{engine}");
+    });
+}
+
+/// Lines of HTTP end a connection wherever they stand, as in Redis.
+#[test]
+fn post_and_host_end_a_connection_behind_commands() {
+    on_each(|engine, serving| {
+        for line in [
+            "POST / HTTP/1.1\r\n",
+            "post\n",
+            "pOsT x\r\n",
+            "HOST: x\r\n",
+            "host:\r\n",
+            "\"Host:\" x\r\n",
+            " post x\r\n",
+            "*1\r\n$4\r\npOST\r\n",
+            "*2\r\n$5\r\nHOST:\r\n$1\r\nx\r\n",
+            "*7\r\n$4\r\nPOST\r\n$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n",
+        ] {
+            for command in
+                ["SET before 1\r\n", "*3\r\n$3\r\nSET\r\n$6\r\nbefore\r\n$1\r\n1\r\n", "SET before 1\r\nMULTI\r\n"]
+            {
+                let stream = format!("{command}{line}SET wd 1\r\nEXEC\r\n");
+                let sent = until_end(serving, &[stream.as_bytes()]);
+                assert!(
+                    !sent.trim_start_matches("+OK\r\n").contains(['+', '-', '*']),
+                    "{engine}: {stream:?}: {sent:?}"
+                );
+                let mut client = serving.connect();
+                assert_eq!(
+                    (client.ask("DEL before"), client.ask("EXISTS wd")),
+                    (":1".into(), ":0".into()),
+                    "{engine}: {stream:?}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn value_is_not_replaced_by_a_part_of_one() {
+    on_each(|engine, serving| {
+        let mut http = Http::connect(serving);
+        http.ask("PUT /key", "", Some(b"0123456789"));
+        for fields in [
+            "Content-Range: bytes 0-1/10\r\n",
+            "content-range: bytes 0-1/*\r\n",
+            "Content-Range: x\r\n",
+            "Content-Range:\r\n",
+            "Content-Type: multipart/byteranges; boundary=x\r\n",
+            "content-type: Multipart/ByteRanges\r\n",
+        ] {
+            assert_eq!(http.status("PUT /key", fields, Some(b"ab")), 400, "{engine}: {fields}");
+            assert_eq!(http.status("POST /", fields, Some(b"key 0001value")), 400, "{engine}: {fields}");
+        }
+        assert_eq!(http.get("/key").text(), "0123456789", "{engine}");
+        assert_eq!(http.get("/key%200001").status, 404, "{engine}");
+        // Before the body is sent, too.
+        http.send("PUT /key HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Range: bytes 0-1/10\r\nContent-Length: 2\r\n\r\n");
+        assert_eq!(http.response(false).status, 400, "{engine}");
+        // Other types and other methods are as before.
+        let mut http = Http::connect(serving);
+        assert_eq!(http.status("PUT /key", "Content-Type: multipart/form-data\r\n", Some(b"x")), 204, "{engine}");
+        assert_eq!(http.ask("GET /key", "Content-Range: bytes 0-1/10\r\n", None).text(), "x", "{engine}");
+    });
+}
+
+/// Pages reach the store neither by a name of their own nor by an element that is loaded from it.
+#[test]
+fn pages_of_browsers_are_kept_out() {
+    on_each(|engine, serving| {
+        for (target, host, status) in [
+            ("/", "localhost", 200),
+            ("/", "127.0.0.1:1", 200),
+            ("/", "[::1]:1", 200),
+            ("/", "", 200),
+            ("http://localhost:80/", "evil.example", 200),
+            ("http://evil.example/", "localhost", 421),
+            ("HTTP://EVIL.example", "localhost", 421),
+            ("http://evil.example:80/key", "127.0.0.1", 421),
+            ("/", "evil.example", 421),
+            ("/", "localhost.evil.example", 421),
+            ("/", "[::1].evil.example:80", 400),
+            ("/", "localhost:80:evil", 400),
+            ("/", "localhost@evil.example", 400),
+            ("http://localhost@evil.example/", "localhost", 400),
+            ("/", "a b", 400),
+            ("/", "localhost, evil.example", 400),
+        ] {
+            let mut http = Http::connect(serving);
+            http.send(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+            assert_eq!(http.response(false).status, status, "{engine}: {target} of {host:?}");
+        }
+        let mut http = Http::connect(serving);
+        for (fields, status) in [
+            ("Sec-Fetch-Site: cross-site\r\n", 403),
+            ("sec-fetch-site: same-site\r\n", 403),
+            ("Sec-Fetch-Site: same-origin\r\n", 403),
+            ("Sec-Fetch-Site: none\r\nSec-Fetch-Site: cross-site\r\n", 403),
+            ("Sec-Fetch-Site:\r\n", 403),
+            ("Sec-Fetch-Site: none\r\n", 404),
+            ("", 404),
+        ] {
+            let got = http.ask("GET /none", fields, None);
+            assert_eq!(
+                (got.status, got.field("x-content-type-options")),
+                (status, Some("nosniff")),
+                "{engine}: {fields}"
+            );
+        }
+        assert_eq!(
+            http.ask("PUT /key", "", Some(b"<script>")).field("x-content-type-options"),
+            Some("nosniff"),
+            "{engine}"
+        );
+        assert_eq!(http.get("/key").field("x-content-type-options"), Some("nosniff"), "{engine}");
+    });
+}
+
 /// The key is the first 8 bytes of the body, and the rest of it is the value.
 #[test]
 fn a_post_has_its_key_in_front_of_its_value() {
@@ -454,6 +644,14 @@ fn what_makes_no_sense_is_told() {
             ("GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", 505),
             ("PUT /key HTTP/1.1\r\nHost: localhost\r\nExpect: more\r\nContent-Length: 1\r\n\r\n", 417),
             ("CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+            ("PROPFIND / HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+            ("put /key HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+            ("GET /a#b HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+            ("GET / HTTP/1.1\nHost: localhost\n\n", 400),
+            (
+                "PUT /key HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nGET / HTTP/1.1\r\n\r\n",
+                400,
+            ),
             (too_long.as_str(), 413),
             (too_many.as_str(), 413),
             (endless.as_str(), 431),

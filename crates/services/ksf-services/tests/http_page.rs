@@ -118,6 +118,26 @@ fn bad_requests_are_answered_counted_and_the_last() {
 }
 
 #[test]
+fn body_that_is_longer_than_any_is_refused_by_its_length() {
+    let server = server(true);
+    for (field, status) in [
+        (format!("Content-Length: {}", u64::MAX), Some(413)),
+        (format!("Content-Length: {}", i64::MAX), Some(413)),
+        (format!("Content-Length: {}", (1_u64 << 40) + 1), Some(413)),
+        (format!("Content-Length: {}", 1_u64 << 40), None),
+        ("Content-Length: 18446744073709551616".to_owned(), Some(400)),
+    ] {
+        let mut wire = Wire::new(&server);
+        let sent = wire.feed(format!("POST / HTTP/1.1\r\nHost: x\r\n{field}\r\n\r\n").as_bytes());
+        assert_eq!(statuses(&sent), status.into_iter().collect::<Vec<_>>(), "{field}");
+        assert_eq!(wire.closed().is_some(), status.is_some(), "{field}");
+    }
+    let mut wire = Wire::new(&server);
+    let sent = wire.feed(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffff\r\n");
+    assert_eq!(statuses(&sent), [400]);
+}
+
+#[test]
 fn a_client_that_leaves_in_a_body_is_counted() {
     let server = server(true);
     let mut wire = Wire::new(&server);

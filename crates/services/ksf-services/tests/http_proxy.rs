@@ -406,6 +406,86 @@ fn an_answer_that_makes_no_sense_is_a_bad_gateway() {
     assert!(got.starts_with("HTTP/1.1 502 "), "{got}");
 }
 
+/// Framing where there is no body is not passed on, and what follows it is no answer to the next request.
+#[test]
+fn forbidden_framing_is_dropped_and_ends_the_backend_connection() {
+    for (answer, returned, backend_stays) in [
+        (
+            "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nVia: 1.1 ksf\r\n\r\n",
+            true,
+        ),
+        (
+            "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nVia: 1.1 ksf\r\n\r\n",
+            false,
+        ),
+        (
+            "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nVia: 1.1 ksf\r\n\r\n",
+            false,
+        ),
+        (
+            "HTTP/1.1 103 Early Hints\r\nContent-Length: 5\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            "HTTP/1.1 103 Early Hints\r\nVia: 1.1 ksf\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\nVia: 1.1 ksf\r\n\r\n",
+            false,
+        ),
+        (
+            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nVia: 1.1 ksf\r\n\r\n0\r\n\r\n",
+            false,
+        ),
+    ] {
+        let mut meeting = Meeting::new(&proxy(1, true));
+        meeting.client(GET);
+        meeting.connected(false);
+        assert_eq!(meeting.backend(answer), returned, "{answer:?}");
+        assert_eq!(meeting.hung_up, Some(backend_stays), "{answer:?}");
+        assert!(meeting.client.closed().is_none());
+    }
+}
+
+#[test]
+fn options_and_trace_pass_as_many_proxies_as_they_may() {
+    for (method, status) in [("OPTIONS", 200), ("TRACE", 405)] {
+        let mut meeting = Meeting::new(&proxy(1, true));
+        let got = meeting.client(&format!("{method} / HTTP/1.1\r\nHost: x\r\nMax-Forwards: 0\r\n\r\n{GET}"));
+        assert!(got.starts_with(&format!("HTTP/1.1 {status} ")) && got.contains("\r\nAllow: "), "{got}");
+        assert!(meeting.dialed.is_empty() && meeting.client.closed().is_some());
+        let mut meeting = Meeting::new(&proxy(1, true));
+        meeting.client(&format!("{method} / HTTP/1.1\r\nHost: x\r\nMax-Forwards: 3\r\n\r\n"));
+        let passed = format!("{method} / HTTP/1.1\r\nHost: x\r\nMax-Forwards: 2\r\nVia: 1.1 ksf\r\n\r\n");
+        assert_eq!(meeting.passed(), passed);
+    }
+}
+
+#[test]
+fn target_in_absolute_form_is_passed_as_a_path_and_its_host() {
+    let mut meeting = Meeting::new(&proxy(1, true));
+    meeting.client("GET http://real:81/a?b HTTP/1.1\r\nHost: other\r\n\r\n");
+    assert_eq!(meeting.passed(), "GET /a?b HTTP/1.1\r\nHost: real:81\r\nVia: 1.1 ksf\r\n\r\n");
+}
+
+#[test]
+fn request_behind_the_last_chunk_is_no_trailer() {
+    let head = "PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for body in
+        ["0\r\nGET /smug HTTP/1.1\r\nHost: y\r\n\r\n", "0\r\nHost: y\r\n\r\n", "1;\nx\r\na\r\n0\r\n\r\n", "0 \r\n\r\n"]
+    {
+        let stream = format!("{head}{body}");
+        for step in [1, stream.len()] {
+            let mut meeting = Meeting::new(&proxy(1, true));
+            let got: String = stream
+                .as_bytes()
+                .chunks(step)
+                .map(|piece| meeting.client(std::str::from_utf8(piece).unwrap()))
+                .collect();
+            assert!(got.starts_with("HTTP/1.1 400 ") && meeting.hung_up == Some(false), "{body:?} by {step}: {got}");
+            assert!(!meeting.passed().contains("smug") && !meeting.passed().contains(": y"), "{body:?} by {step}");
+        }
+    }
+}
+
 #[test]
 fn a_backend_that_breaks_off_ends_the_client_early() {
     for (what, rest) in [
@@ -471,6 +551,11 @@ fn bad_requests_are_not_passed() {
         ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
         ("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(), 400),
         ("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 405),
+        ("get / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), 501),
+        ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n".to_owned(), 400),
+        ("GET http://u@a/ HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 400),
+        ("GET / HTTP/1.1\nHost: a\n\n".to_owned(), 400),
+        (format!("PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", u64::MAX), 413),
         (format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n", "x".repeat(5000)), 431),
         (format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}", "x".repeat(5000)), 431),
     ] {

@@ -31,7 +31,8 @@ pub fn http1_message(input: &[u8]) {
         forward_request(head, keep_alive, &mut written).expect("what was read can be written");
         assert_eq!(head_bytes(&written, 0), Some(written.len()), "one head is written");
         // All but what is for one hop only.
-        let expected = Request { keep_alive, ..request };
+        let max_forwards = request.max_forwards.map(|forwards| forwards.saturating_sub(1));
+        let expected = Request { keep_alive, max_forwards, ..request };
         assert_eq!(Request::parse(&written), Ok(expected), "{}", String::from_utf8_lossy(&written));
         same_body(Body::new(request.body), behind, seed);
     }

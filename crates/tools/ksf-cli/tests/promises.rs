@@ -31,6 +31,7 @@ fn words_of(text: &str, column: usize) -> Vec<(usize, &str)> {
 #[test]
 fn the_tests_behind_the_promises_exist() {
     tests_exist("docs/promises.md", 2, 40);
+    tests_exist("docs/security.md", 3, 10);
 }
 
 #[test]

@@ -7,6 +7,8 @@
 //! [`read`] takes the reply at the front of what arrived, without taking memory. An array is its head alone: its parts
 //! are read as replies of their own.
 
+use crate::looked;
+
 /// Longest line: a status, an error, a number.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
 
@@ -57,11 +59,37 @@ pub enum BadReply {
 ///
 /// [`BadReply`]: the connection is of no more use.
 pub fn read(buf: &[u8], string_bytes_max: usize) -> Result<Option<(Reply<'_>, usize)>, BadReply> {
+    resume(buf, string_bytes_max, &mut 0)
+}
+
+/// Reads as [`read`] does a reply that arrives in pieces. `scanned` is where the search for the end of its line goes on:
+/// 0 at first, and again once the reply is read.
+///
+/// # Errors
+///
+/// [`BadReply`]: the connection is of no more use.
+pub fn resume<'b>(
+    buf: &'b [u8],
+    string_bytes_max: usize,
+    scanned: &mut usize,
+) -> Result<Option<(Reply<'b>, usize)>, BadReply> {
+    let read = front(buf, string_bytes_max, scanned);
+    if !matches!(read, Ok(None)) {
+        *scanned = 0;
+    }
+    read
+}
+
+fn front<'b>(
+    buf: &'b [u8],
+    string_bytes_max: usize,
+    scanned: &mut usize,
+) -> Result<Option<(Reply<'b>, usize)>, BadReply> {
     let Some(kind) = buf.first() else { return Ok(None) };
     if !b"+-:$*".contains(kind) {
         return Err(BadReply::Kind(*kind));
     }
-    let Some((text, next)) = line(buf)? else { return Ok(None) };
+    let Some((text, next)) = line(buf, scanned)? else { return Ok(None) };
     let reply = match kind {
         b'+' => Reply::Status(text),
         b'-' => Reply::Error(text),
@@ -89,10 +117,15 @@ fn bulk(buf: &[u8], at: usize, bytes: i64, limit: usize) -> Result<Option<(Reply
     }
 }
 
-/// The text between the first byte and `\r\n`, and where what follows begins.
-fn line(buf: &[u8]) -> Result<Option<(&[u8], usize)>, BadReply> {
+/// The text between the first byte and `\r\n`, and where what follows begins. No carriage return is among the first
+/// `scanned` bytes.
+fn line<'b>(buf: &'b [u8], scanned: &mut usize) -> Result<Option<(&'b [u8], usize)>, BadReply> {
     let look = &buf[1..buf.len().min(1 + LINE_BYTES_MAX + 2)];
-    match look.iter().position(|byte| *byte == b'\r') {
+    let from = scanned.saturating_sub(1).min(look.len());
+    let end = look[from..].iter().position(|byte| *byte == b'\r').map(|end| from + end);
+    looked::add(end.map_or(look.len(), |end| end + 1) - from);
+    *scanned = 1 + end.unwrap_or(look.len());
+    match end {
         Some(end) => match look.get(end + 1) {
             Some(b'\n') => Ok(Some((&look[..end], 1 + end + 2))),
             Some(_) => Err(BadReply::End),
@@ -161,6 +194,26 @@ mod tests {
         assert_eq!(read(&long, LIMIT), Ok(Some((Reply::Error(&long[1..=LINE_BYTES_MAX]), long.len()))));
         assert_eq!(read(&[b'+'; LINE_BYTES_MAX + 2], LIMIT), Err(BadReply::LongLine));
         assert_eq!(BadReply::Kind(b'\r').to_string(), "a reply begins with '\\r', which no reply of RESP2 does");
+    }
+
+    /// However small the pieces are, a byte of a line is looked at once, and its end a few times.
+    #[test]
+    fn resumed_search_for_the_end_of_a_line_looks_at_each_byte_once() {
+        for (bytes, again) in [
+            ([&b"-"[..], &[b'x'; 60_000], b"\r\n"].concat(), 2),
+            // The length is found again for each piece of the string.
+            ([&b"$90\r\n"[..], &[b'x'; 90], b"\r\n"].concat(), 95),
+        ] {
+            let mut scanned = 0;
+            let looked = looked::bytes_of(|| {
+                for end in 0..bytes.len() {
+                    assert_eq!(resume(&bytes[..end], LIMIT, &mut scanned), Ok(None));
+                }
+                assert!(matches!(resume(&bytes, LIMIT, &mut scanned), Ok(Some((_, used))) if used == bytes.len()));
+            });
+            assert!(looked <= bytes.len() + again, "{looked} of {}", bytes.len());
+            assert_eq!(resume(b"+OK\r\n", LIMIT, &mut scanned), Ok(Some((Reply::Status(b"OK"), 5))));
+        }
     }
 
     proptest! {

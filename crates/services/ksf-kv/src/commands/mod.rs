@@ -327,6 +327,40 @@ fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
     Ok(asked)
 }
 
+/// True if a command of this server has the name.
+pub(crate) fn is_command(name: &[u8]) -> bool {
+    table::find(name).is_some()
+}
+
+/// Names that end a connection, as in Redis, because they begin a line of HTTP: `post` and `host:`, in any case.
+const OF_HTTP: [&[u8]; 2] = [b"post", b"host:"];
+
+/// True if a whole command must end the connection before it, and what follows it, is carried out.
+///
+/// # Errors
+///
+/// [`Malformed`]: an inline command cannot be read.
+pub(crate) fn ends_connection(command: &[u8], spans: &Spans) -> std::result::Result<bool, Malformed> {
+    let is_of_http = |name: &[u8]| OF_HTTP.iter().any(|known| name.eq_ignore_ascii_case(known));
+    if let Some(mut arguments) = spans.arguments(command) {
+        return Ok(arguments.next().is_some_and(is_of_http));
+    }
+    if let Some(mut arguments) = Arguments::of(command) {
+        return Ok(arguments.next().is_some_and(is_of_http));
+    }
+    Ok(resp::inline(command)?.first().is_some_and(|name| is_of_http(name)))
+}
+
+/// The error for a first line that has no command, in the words of Redis; `None`: the connection ends without one.
+pub(crate) fn unknown_line(line: &[u8]) -> Option<String> {
+    if ends_connection(line, &Spans::default()).unwrap_or(true) {
+        return None;
+    }
+    let arguments = resp::inline(line).ok()?;
+    let arguments: Vec<&[u8]> = arguments.iter().map(|argument| &argument[..]).collect();
+    if arguments.is_empty() { None } else { Some(unknown(&arguments).0) }
+}
+
 /// As Redis says it.
 fn unknown(args: &[&[u8]]) -> Failed {
     let short = |argument: &[u8]| String::from_utf8_lossy(&argument[..argument.len().min(128)]).into_owned();

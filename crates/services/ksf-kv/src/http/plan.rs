@@ -1,8 +1,8 @@
 //! What a request asks for, and whether it may: all that can be told without a look at the store.
 
 use std::borrow::Cow;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
+use ksf_proto::http1::Authority;
 use ksf_store::format::KEY_BYTES_MAX;
 use ksf_store::log::AppendError;
 use ksf_store::store::UpdateError;
@@ -85,6 +85,10 @@ impl<'m> Plan<'m> {
         if request.method == Method::Other {
             return Err(Refusal::method("GET, HEAD, PUT, POST, DELETE"));
         }
+        // RFC 9110, section 14.5. Stored as if it were the whole, it would replace what it is a part of.
+        if matches!(request.method, Method::Put | Method::Post) && request.is_partial(message) {
+            return Err(Refusal::new(400, "a value is written as a whole: no Content-Range, no multipart/byteranges"));
+        }
         let (path, query) =
             request.target(message).ok_or_else(|| Refusal::new(400, "the target of a request is /KEY, or /"))?;
         let needs_length = || Refusal::new(411, "the request has a body, and says its length or sends it in chunks");
@@ -165,7 +169,7 @@ fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Sessi
     match session.standing {
         Standing::Denied => return Err(Refusal { closes: true, ..Refusal::new(403, DENIED) }),
         // A page in the browser of somebody on this machine must not come in as if it were that person.
-        _ if request.has_origin() => return Err(Refusal::new(403, "requests of web pages are not served")),
+        _ if request.is_for_page() => return Err(Refusal::new(403, "requests of web pages are not served")),
         Standing::Known if session.is_tcp && !request.host(message).is_none_or(names_an_address) => {
             let text = "without a password, the store is asked by an address or as localhost: another name may be a web \
                         page's";
@@ -182,14 +186,12 @@ fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Sessi
     Ok(())
 }
 
-/// Whether no name server was asked for this.
+/// True if no name server was asked for this host.
 fn names_an_address(host: &[u8]) -> bool {
-    let Ok(host) = std::str::from_utf8(host.trim_ascii()) else { return false };
-    if let Some(rest) = host.strip_prefix('[') {
-        return rest.split_once(']').is_some_and(|(address, _)| address.parse::<Ipv6Addr>().is_ok());
-    }
-    let name = host.split_once(':').map_or(host, |(name, _)| name);
-    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok()
+    let authority = std::str::from_utf8(host.trim_ascii()).ok().and_then(Authority::parse);
+    authority.is_some_and(|authority| {
+        authority.is_address() || authority.host().is_empty() || authority.host().eq_ignore_ascii_case("localhost")
+    })
 }
 
 fn has_password(given: &[u8], settings: &Settings) -> bool {
@@ -279,6 +281,17 @@ mod tests {
             ("localhost.example.org", false),
             ("127.0.0.1.example.org", false),
             ("[x]", false),
+            ("[::1].evil.example:80", false),
+            ("[::1]evil", false),
+            ("[::1]:80:evil", false),
+            ("localhost:80:evil", false),
+            ("localhost:evil", false),
+            ("127.0.0.1:80.evil.example", false),
+            ("localhost@evil.example", false),
+            ("evil.example@localhost", false),
+            ("localhost.", false),
+            ("2130706433", false),
+            ("127.1", false),
         ] {
             assert_eq!(names_an_address(host.as_bytes()), is_address, "{host}");
         }

@@ -15,6 +15,7 @@ pub(super) enum Method {
     Put,
     Post,
     Delete,
+    /// One of HTTP that no target here takes.
     Other,
 }
 
@@ -50,6 +51,11 @@ struct Fields {
     if_range: Option<Place>,
     if_match: Option<Place>,
     if_none_match: Option<Place>,
+    /// `Content-Range`.
+    content_range: Option<Place>,
+    content_type: Option<Place>,
+    /// A browser sends the request for a page, not for the person in front of it: `Sec-Fetch-Site` is other than `none`.
+    is_for_page: bool,
     /// One of them is there more than once.
     is_twice: bool,
 }
@@ -59,12 +65,18 @@ impl Fields {
         let mut fields = Self::default();
         for (name, value) in asked.fields() {
             let is = |known: &str| name.eq_ignore_ascii_case(known);
+            if name.len() == 14 && is("sec-fetch-site") {
+                fields.is_for_page |= !value.trim_ascii().eq_ignore_ascii_case(b"none");
+                continue;
+            }
             let field = match name.len() {
                 4 if is("host") => &mut fields.host,
                 5 if is("range") => &mut fields.range,
                 6 if is("origin") => &mut fields.origin,
                 8 if is("if-match") => &mut fields.if_match,
                 8 if is("if-range") => &mut fields.if_range,
+                12 if is("content-type") => &mut fields.content_type,
+                13 if is("content-range") => &mut fields.content_range,
                 13 if is("if-none-match") => &mut fields.if_none_match,
                 13 if is("authorization") => &mut fields.authorization,
                 14 if is("content-length") => &mut fields.length,
@@ -73,6 +85,8 @@ impl Fields {
             let is_twice = field.replace(Place::of(value, head)).is_some();
             fields.is_twice |= is_twice;
         }
+        // What a target in absolute form names, whatever the field says.
+        fields.host = asked.authority().map(|authority| Place::of(authority.text().as_bytes(), head));
         fields
     }
 }
@@ -83,7 +97,8 @@ pub(crate) struct Request {
     pub(super) method: Method,
     framing: http1::Request,
     head_bytes: usize,
-    target: Place,
+    /// Path and query; `None` if the target is no path.
+    target: Option<(Place, Option<Place>)>,
     fields: Fields,
 }
 
@@ -101,12 +116,16 @@ impl Request {
                 "PUT" => Method::Put,
                 "POST" => Method::Post,
                 "DELETE" => Method::Delete,
-                _ => Method::Other,
+                "OPTIONS" | "PATCH" | "TRACE" => Method::Other,
+                _ => return Err(501_u16),
             };
-            (method, Place::of(asked.target.as_bytes(), head), Fields::of(head, &asked))
+            let place = |part: &str| Place::of(part.as_bytes(), head);
+            let target = asked.target.filter(|target| target.path != "*");
+            let target = target.map(|target| (place(target.path), target.query.map(place)));
+            Ok((method, target, Fields::of(head, &asked)))
         };
-        let (framing, (method, target, fields)) =
-            http1::Request::parse_with(head, look).map_err(http1::BadHead::status)?;
+        let (framing, looked) = http1::Request::parse_with(head, look).map_err(http1::BadHead::status)?;
+        let (method, target, fields) = looked?;
         if fields.is_twice {
             return Err(400);
         }
@@ -150,25 +169,15 @@ impl Request {
 
     /// Path and query; `None` if the target is no path.
     pub(super) fn target<'m>(&self, message: &'m [u8]) -> Option<(&'m [u8], Option<&'m [u8]>)> {
-        const SCHEME: &[u8] = b"http://";
-        let target = self.target.of_message(message);
-        let target = match target {
-            [b'/', ..] => target,
-            _ => {
-                let (scheme, rest) = target.split_at_checked(SCHEME.len())?;
-                if !scheme.eq_ignore_ascii_case(SCHEME) {
-                    return None;
-                }
-                let path = rest.iter().position(|byte| *byte == b'/');
-                path.map_or(&b"/"[..], |path| &rest[path..])
-            }
+        let (path, query) = self.target?;
+        let path: &[u8] = match path.of_message(message) {
+            b"" => b"/",
+            path => path,
         };
-        Some(match target.iter().position(|byte| *byte == b'?') {
-            Some(mark) => (&target[..mark], Some(&target[mark + 1..])),
-            None => (target, None),
-        })
+        Some((path, query.map(|query| query.of_message(message))))
     }
 
+    /// The authority of the target, else the value of `Host`.
     pub(super) fn host<'m>(&self, message: &'m [u8]) -> Option<&'m [u8]> {
         self.fields.host.map(|place| place.of_message(message))
     }
@@ -177,9 +186,17 @@ impl Request {
         self.fields.authorization.map(|place| place.of_message(message))
     }
 
-    /// Whether a browser sends it for a page.
-    pub(super) fn has_origin(&self) -> bool {
-        self.fields.origin.is_some()
+    /// True if a browser sends it for a page.
+    pub(super) fn is_for_page(&self) -> bool {
+        self.fields.origin.is_some() || self.fields.is_for_page
+    }
+
+    /// True if the body is a part of a value, or several parts, and says so.
+    pub(super) fn is_partial(&self, message: &[u8]) -> bool {
+        const PARTS: &[u8] = b"multipart/byteranges";
+        let content_type = self.fields.content_type.map_or(&b""[..], |place| place.of_message(message).trim_ascii());
+        let has_parts = content_type.get(..PARTS.len()).is_some_and(|front| front.eq_ignore_ascii_case(PARTS));
+        self.fields.content_range.is_some() || has_parts
     }
 
     pub(super) fn conditions<'m>(&self, message: &'m [u8]) -> Conditions<'m> {

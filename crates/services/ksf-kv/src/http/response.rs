@@ -98,6 +98,8 @@ impl<'o> Response<'o> {
     fn start(&mut self, status: u16, says: Says, version: Option<u64>) {
         let Self { out, now_s, minor, keep_alive, .. } = self;
         let _ = write!(out, "HTTP/1.1 {status} {}\r\nDate: {}\r\n", http1::reason(status), date(*now_s));
+        // A browser must not take a value for a page or a program.
+        out.extend_from_slice(b"X-Content-Type-Options: nosniff\r\n");
         if let Some(version) = version {
             let _ = write!(out, "ETag: {}\r\n", tag(version));
         }

@@ -24,7 +24,7 @@ macro_rules! worker_counts {
 worker_counts! {
     /// Requests whose head was read.
     requests,
-    /// Refused: malformed (400, 405, 417, 501, 505).
+    /// Refused: malformed (400, 405, 413, 417, 501, 505).
     bad_requests,
     /// Refused: the head was too long (431).
     oversized_heads,

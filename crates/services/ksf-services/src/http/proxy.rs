@@ -63,6 +63,8 @@ struct Exchange {
     /// The client may send another request when the answer is complete.
     keep_alive: bool,
     backend_keeps_alive: bool,
+    /// An interim answer said to have a body: bytes may follow that belong to nothing.
+    is_misframed: bool,
 }
 
 /// How far the answer has come.
@@ -99,6 +101,9 @@ impl Proxy {
     fn begin(&self, client: &mut ProxyClient, request: Request, head: &[u8], reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         counts.requests.add(1);
+        if request.max_forwards == Some(0) {
+            return self.answer_as_last(client, head, reply);
+        }
         let mut passed = Vec::with_capacity(head.len() + 64);
         // It was read before, so it can be written.
         if forward_request(head, true, &mut passed).is_err() {
@@ -117,8 +122,21 @@ impl Proxy {
             answer: Answer::Nothing,
             keep_alive: self.keep_alive && request.keep_alive,
             backend_keeps_alive: false,
+            is_misframed: false,
         });
         self.ask(client, true, reply);
+    }
+
+    /// Answers an OPTIONS or a TRACE that may pass no further proxy (RFC 9110, section 7.6.2).
+    fn answer_as_last(&self, client: &mut ProxyClient, head: &[u8], reply: &mut Reply<'_>) {
+        const ALLOW: &[u8] = b"Allow: GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH\r\n";
+        const END: &[u8] = b"Content-Length: 0\r\nConnection: close\r\n\r\n";
+        // A proxy that sent the request back would show fields that the client's page must not see.
+        let is_trace = head.trim_ascii_start().starts_with(b"TRACE ");
+        let line = if is_trace { &b"HTTP/1.1 405 Method Not Allowed\r\n"[..] } else { b"HTTP/1.1 200 OK\r\n" };
+        client.reader.finish_request();
+        reply.message(|out| [line, ALLOW, END].iter().for_each(|part| out.extend_from_slice(part)));
+        reply.close();
     }
 
     /// Sends the head to the backend whose turn it is.
@@ -266,6 +284,7 @@ impl Exchange {
         if response.status < 200 {
             // Not the end: the final head follows. Clients of HTTP/1.0 do not know interim answers.
             self.answer = Answer::Head(Vec::new());
+            self.is_misframed |= response.misframed;
             if minor == 0 {
                 return Ok(());
             }
@@ -276,7 +295,7 @@ impl Exchange {
         }
         // An answer to half a request: the other half is not waited for.
         self.keep_alive &= request_over && response.body != BodyLength::UntilClose;
-        self.backend_keeps_alive = response.keep_alive;
+        self.backend_keeps_alive = response.keep_alive && !self.is_misframed;
         let keep_alive = self.keep_alive;
         reply.message(|out| forward_response(head, minor, keep_alive, out)).map_err(|_| BadAnswer)?;
         self.answer = Answer::Body(Body::new(response.body));

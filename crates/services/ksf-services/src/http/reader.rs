@@ -3,7 +3,10 @@
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Part};
 use ksf::limits::Limits;
-use ksf_proto::http1::{Body, Request, head_bytes};
+use ksf_proto::http1::{Body, BodyLength, Request, head_bytes};
+
+/// Longest body of a request, in bytes: a tebibyte. One that says to be longer is refused when its head has arrived.
+const BODY_BYTES_MAX: u64 = 1 << 40;
 
 /// Cuts the requests of one connection.
 #[derive(Debug)]
@@ -11,6 +14,8 @@ pub struct Reader {
     piece: Piece,
     /// The request that is under way, and the rest of its body.
     request: Option<(Request, Body)>,
+    /// Bytes of that body which have arrived, with what stands between its chunks.
+    body_bytes: u64,
     /// The shard that serves the connection.
     pub(super) shard: usize,
     /// What to answer to the bytes that could not be cut.
@@ -26,7 +31,7 @@ pub(super) enum Piece {
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { piece: Piece::Body, request: None, shard: 0, refusal_status: 400 }
+        Self { piece: Piece::Body, request: None, body_bytes: 0, shard: 0, refusal_status: 400 }
     }
 }
 
@@ -34,6 +39,11 @@ impl Reader {
     pub(super) fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         if let Some((_, body)) = &mut self.request {
             let bytes = body.take(buf).map_err(|_| FramingError::Malformed)?;
+            self.body_bytes += bytes as u64;
+            if self.body_bytes > BODY_BYTES_MAX {
+                self.refusal_status = 413;
+                return Err(FramingError::Malformed);
+            }
             self.piece = Piece::Body;
             return Ok(part(bytes));
         }
@@ -49,7 +59,12 @@ impl Reader {
             self.refusal_status = bad.status();
             FramingError::Malformed
         })?;
+        if matches!(request.body, BodyLength::Fixed(bytes) if bytes > BODY_BYTES_MAX) {
+            self.refusal_status = 413;
+            return Err(FramingError::Malformed);
+        }
         self.request = Some((request, Body::new(request.body)));
+        self.body_bytes = 0;
         self.piece = Piece::Head(request);
         Ok(part(bytes))
     }

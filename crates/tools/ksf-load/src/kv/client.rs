@@ -177,6 +177,8 @@ pub(super) struct KvClient {
     connection: u64,
     request: Vec<u8>,
     asked: VecDeque<Asked>,
+    /// Bytes of a reply without the end of its line.
+    scanned: usize,
     /// The reply to the greeting has not come.
     is_greeting: bool,
     /// To be written down.
@@ -190,6 +192,7 @@ impl KvClient {
         KvClient {
             request: Vec::with_capacity(shared.frames.command_bytes_max()),
             asked: VecDeque::with_capacity(in_flight),
+            scanned: 0,
             is_greeting: false,
             acknowledged: Vec::with_capacity(together),
             shared,
@@ -368,7 +371,7 @@ impl Client for KvClient {
     fn read(&mut self, bytes: &[u8], sink: &mut Sink<'_, KvCounters>) -> usize {
         let mut used = 0;
         while !sink.is_broken() {
-            match reply::read(&bytes[used..], STRING_BYTES_MAX) {
+            match reply::resume(&bytes[used..], STRING_BYTES_MAX, &mut self.scanned) {
                 Ok(None) => break,
                 Ok(Some((reply, length))) => {
                     used += length;
