@@ -1,6 +1,5 @@
 //! Messages that no library would send: the holder neither ends nor keeps what it is sent.
 
-
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -290,8 +289,11 @@ fn writing_shared_memory_gives_no_queue_of_a_living_worker() {
         victim.ready.store(1, SeqCst);
         victim.stalled.store(0, SeqCst);
         let _clients = connect_from(cpu, own.local_addr().unwrap(), 3);
-        (victim.stalled.store(1, SeqCst), victim.ready.store(0, SeqCst), victim.pid.store(0, SeqCst));
-        (victim.generation.store(99, SeqCst), victim.accepted_own.store(7, SeqCst));
+        victim.stalled.store(1, SeqCst);
+        victim.ready.store(0, SeqCst);
+        victim.pid.store(0, SeqCst);
+        victim.generation.store(99, SeqCst);
+        victim.accepted_own.store(7, SeqCst);
         let stolen = library.steal(&own, thief.worker).is_some();
         if before.elapsed() < Duration::from_millis(1500) {
             assert!(!stolen, "the queue of a worker that lives");

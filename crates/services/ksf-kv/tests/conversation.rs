@@ -1,6 +1,5 @@
 //! What the server answers, compared with Redis.
 
-
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

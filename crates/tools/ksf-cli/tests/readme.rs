@@ -352,7 +352,9 @@ impl Checkout {
             .current_dir(folder)
             .stdin(Stdio::null());
         // `make test` has set these for its own.
-        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"] {
+        for variable in
+            ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR", "RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS"]
+        {
             command.env_remove(variable);
         }
         command
