@@ -239,6 +239,8 @@ pub(crate) enum Mail {
     Limits(Box<ServerLimits>),
     /// A log was released that replies on this shard wait for.
     Released,
+    /// The services of the shard get a turn end.
+    Wake,
     Drain,
     Stop,
 }

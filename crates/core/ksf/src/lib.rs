@@ -43,4 +43,4 @@ pub mod tasks;
 pub use error::{CloseReason, Error};
 pub use server::Server;
 pub use service::{Message, Order, Peer, Pieces, Refused, Reply, Service};
-pub use shard_service::{Closer, Profile, ShardService, Turn};
+pub use shard_service::{Closer, Profile, ShardService, Turn, Waker};

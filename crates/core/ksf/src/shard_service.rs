@@ -295,6 +295,11 @@ impl<'a> Turn<'a> {
         Releaser { gates: Arc::clone(&self.env.gates), shards: Arc::clone(&self.env.shards) }
     }
 
+    /// Wakes this shard from another thread.
+    pub fn waker(&self) -> Waker {
+        Waker { mailbox: Arc::clone(&self.env.mailbox) }
+    }
+
     /// Ends connections of this shard from another thread, or from a call that is about another one.
     pub fn closer(&self) -> Closer {
         Closer { mailbox: Arc::clone(&self.env.mailbox) }
@@ -371,6 +376,19 @@ impl Closer {
     /// counts as ended by the service. A connection that is gone is no mistake.
     pub fn close(&self, key: ConnKey) {
         self.mailbox.post(Mail::Close(key));
+    }
+}
+
+/// Wakes one shard from any thread.
+#[derive(Clone, Debug)]
+pub struct Waker {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Waker {
+    /// The services of the shard get a turn end though nothing happens to them: soon, and once for several calls at a time.
+    pub fn wake(&self) {
+        self.mailbox.post(Mail::Wake);
     }
 }
 

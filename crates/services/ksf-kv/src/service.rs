@@ -22,7 +22,7 @@ use ksf::gates::{Gate, LogId};
 use ksf::limits::{Limits, Time};
 use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
-use ksf::{CloseReason, Closer, Profile, Turn};
+use ksf::{CloseReason, Closer, Profile, Turn, Waker};
 use ksf_proto::resp::{self, Progress, Scan, Spans, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
@@ -56,6 +56,12 @@ const SWEEP_AGAIN_MS: u64 = 100;
 const SWEEP_SLEEP_MS_MAX: u64 = 60_000;
 /// The longest that it sleeps while commands wait for a time, by the same clock.
 const WAIT_SLEEP_MS_MAX: u64 = 1_000;
+/// How often the shards of other logs are woken while room or memory is waited for that cleaning them brings.
+const CALL_MS: u64 = 10;
+/// What waits for room or memory is refused when no segment was cleaned, and no tombstone went, for so long; and so is what comes within
+/// the next second.
+const HOPE_MS: u64 = 5_000;
+const NO_HOPE_MS: u64 = 1_000;
 /// Without a write for so long a log is idle, and says how far replies told of it.
 const IDLE_MS: u64 = 50;
 
@@ -72,6 +78,8 @@ pub struct Kv {
     logs: Vec<File>,
     /// The gates' names of the logs.
     names: Vec<OnceLock<LogId>>,
+    /// Wake the shards of the logs.
+    wakers: Vec<OnceLock<Waker>>,
     failed: Box<dyn Fn(&str) + Send + Sync>,
     /// Segments that were cleaned.
     cleaned: AtomicU64,
@@ -116,6 +124,7 @@ impl Kv {
             for_backups: Arc::new(for_backups),
             free: Mutex::new(free),
             names: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
+            wakers: (0..LOGS_MAX).map(|_| OnceLock::new()).collect(),
             failed: Box::new(failed),
             cleaned: AtomicU64::new(0),
             waits: AtomicU64::new(0),
@@ -172,6 +181,9 @@ pub struct KvShard {
     /// 1970; kept where replies leave before that.
     unpromised: VecDeque<(u64, Lsn)>,
     cleaner: Cleaner,
+    /// When the shards of other logs may be woken again.
+    call_again_at: Time,
+    hope: Hope,
     unwritten_bytes_max: usize,
     /// A write that was refused because values are read; it begins when there is room.
     not_begun: Option<(FileOp, u64)>,
@@ -185,6 +197,17 @@ pub struct KvShard {
     sweep_at_ns: u64,
     /// When the last write of the log was done.
     quiet_since: Time,
+}
+
+/// Whether there is hope for what waits for room or memory.
+#[derive(Clone, Copy, Debug)]
+enum Hope {
+    /// Nothing waits.
+    None,
+    /// What was cleaned, and how many tombstones there were, when that changed last.
+    Since { at: Time, cleaned: u64, tombstones: usize },
+    /// What waits is refused until then.
+    Lost { until: Time },
 }
 
 /// A message, and what it is: a command of RESP, or a request of HTTP.
@@ -226,10 +249,12 @@ const SCRATCH_BYTES_MAX: usize = 256 << 10;
 const SHORT_REPLY_BYTES: usize = 64;
 
 impl KvShard {
-    /// Whether room in the log is short for this, and the cleaner brings some back.
+    /// Whether room in the log is short for this, and the cleaner brings some back. A removal that finds none says so, and then what
+    /// writes waits behind it.
     fn waits_for_room(&self, purpose: Purpose) -> bool {
         let log = self.shard.log();
-        log.free_places() <= purpose as usize && log.can_be_cleaned()
+        self.shard.waits_for_removal()
+            || purpose == Purpose::Writing && log.is_short_for(purpose) && log.can_be_cleaned()
     }
 
     /// Keeps the memory of a reply for the next one, unless it was a long one.
@@ -246,7 +271,7 @@ impl KvShard {
     fn is_held_up(&self, asked: Asked<'_>) -> bool {
         // The first questions alone cost nothing, and are nearly always enough.
         let is_behind = self.is_behind();
-        (is_behind || self.waits_for_room(Purpose::Writing))
+        (is_behind || self.shard.log().is_short_for(Purpose::Writing))
             && asked.purpose().is_some_and(|purpose| is_behind || self.waits_for_room(purpose))
     }
 
@@ -372,6 +397,7 @@ impl LoggedService for Kv {
         };
         let name = turn.open_log().map_err(std::io::Error::other)?;
         let _ = self.names[usize::from(shard.number())].set(name);
+        let _ = self.wakers[usize::from(shard.number())].set(turn.waker());
         Ok(KvShard {
             shard,
             settings: Arc::clone(&self.settings),
@@ -389,6 +415,8 @@ impl LoggedService for Kv {
             scratch: Vec::new(),
             unpromised: VecDeque::new(),
             cleaner: Cleaner::default(),
+            call_again_at: turn.now(),
+            hope: Hope::None,
             unwritten_bytes_max: UNWRITTEN_BYTES_MAX.min(self.segment_bytes as usize / 2),
             not_begun: None,
             queue: Queue::default(),
@@ -747,6 +775,35 @@ impl Kv {
         shard.sweep_at_ns = if has_more { now_ns } else { now_ns + SWEEP_INTERVAL_NS };
     }
 
+    /// Wakes the shards of other logs if cleaning those is waited for, and gives up what waits if cleaning has brought nothing for long.
+    fn hope(&self, shard: &mut KvShard, now: Time) {
+        if shard.shard.needs_others() && now >= shard.call_again_at {
+            shard.call_again_at = now.plus_ms(CALL_MS);
+            let own = usize::from(shard.shard.number());
+            let others = self.wakers.iter().enumerate().filter(|(log, _)| *log != own);
+            others.filter_map(|(_, waker)| waker.get()).for_each(Waker::wake);
+        }
+        let (cleaned, tombstones) = (self.cleaned.load(Ordering::Relaxed), self.store.memory().sizes().tombstones);
+        shard.hope = match shard.hope {
+            Hope::Lost { until } if now < until => return,
+            Hope::Lost { .. } => {
+                shard.shard.set_giving_up(false);
+                Hope::None
+            }
+            _ if !shard.shard.needs_others() => Hope::None,
+            Hope::Since { at, cleaned: was_cleaned, tombstones: there_were }
+                if (was_cleaned, there_were) == (cleaned, tombstones) =>
+            {
+                if now < at.plus_ms(HOPE_MS) {
+                    return;
+                }
+                shard.shard.set_giving_up(true);
+                Hope::Lost { until: now.plus_ms(NO_HOPE_MS) }
+            }
+            Hope::None | Hope::Since { .. } => Hope::Since { at: now, cleaned, tombstones },
+        };
+    }
+
     /// Lets replies go that wait for these.
     fn release(&self, moved: &[(u16, Lsn)], turn: &mut Turn<'_>) {
         for (log, lsn) in moved {
@@ -821,7 +878,8 @@ impl Kv {
             let wait_ms = at_ms.saturating_sub(now_ns() / 1_000_000);
             now.plus_ms(wait_ms.clamp(1, WAIT_SLEEP_MS_MAX))
         });
-        let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).min();
+        let hope_again = if let Hope::Lost { until } = shard.hope { Some(until) } else { None };
+        let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).chain(hope_again).min();
         if shard.shard.must_say() {
             // A lone client that writes again at once finds the medium free.
             let idle_at = shard.quiet_since.plus_ms(IDLE_MS);
@@ -864,6 +922,7 @@ impl Kv {
             shard.next_token += 1;
         }
         self.cleaned.fetch_add(shard.cleaner.cleaned - cleaned_before, Ordering::Relaxed);
+        self.hope(shard, turn.now());
         self.write(shard, turn);
         if shard.queue.is_empty() {
             return;

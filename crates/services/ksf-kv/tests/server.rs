@@ -5,6 +5,7 @@ use std::io::Write;
 use crate::common::{Client, Serving, assert_the_same_after_starts, counter, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
+use ksf_kv::Settings;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
 use ksf_test::{own_network, stream, wait_until};
 
@@ -306,6 +307,105 @@ fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
             assert_eq!(set(&mut client, 2 * key), "+OK", "{engine}: {key} of {keys}");
         }
         assert_eq!(client.ask("DBSIZE"), format!(":{}", keys / 2 + keys / 4), "{engine}");
+        serving.stop();
+    }
+}
+
+/// Sends commands in pipelines, and says how many replies were this one; the first other one, too.
+fn ask_all(
+    client: &mut Client,
+    commands: impl IntoIterator<Item = Vec<String>>,
+    wanted: &str,
+) -> (usize, Option<String>) {
+    let (mut done, mut other) = (0, None);
+    let mut commands = commands.into_iter().peekable();
+    while other.is_none() && commands.peek().is_some() {
+        let mut sent = 0;
+        for command in commands.by_ref().take(200) {
+            client.send(&command.iter().map(String::as_str).collect::<Vec<_>>());
+            sent += 1;
+        }
+        for _ in 0..sent {
+            let told = client.reply();
+            if told == wanted {
+                done += 1;
+            } else {
+                other.get_or_insert(told);
+            }
+        }
+    }
+    (done, other)
+}
+
+/// Small values, of which the records are hardly longer than those that take them out, in an order that spreads the removals over all
+/// segments. Some are taken out by a connection of another shard, into whose log the removals go.
+#[test]
+fn a_full_store_takes_every_removal_and_every_flush() {
+    own_network();
+    const MIXED: usize = 7919;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let start = || Serving::start_on(engine, folder.path(), Limits::default(), Settings::default(), 8);
+        let fill = |serving: &Serving| {
+            let value = "v".repeat(64);
+            let set = |key: usize| vec!["SET".to_owned(), format!("key {key}"), value.clone()];
+            let (keys, told) = ask_all(&mut serving.connect(), (0..).map(set), "+OK");
+            assert!(told.as_ref().is_some_and(|told| told.starts_with("-OOM the log is full")), "{engine}: {told:?}");
+            keys
+        };
+        let serving = start();
+        let keys = fill(&serving);
+        let delete = |at: usize| vec!["DEL".to_owned(), format!("key {}", at * MIXED % keys)];
+        assert!(keys > 10_000 && !keys.is_multiple_of(MIXED), "{engine}: {keys}");
+        let mut clients = [serving.connect(), serving.connect()];
+        for (part, client) in [0..keys / 3, keys / 3..keys / 2].into_iter().zip(&mut clients) {
+            let count = part.len();
+            assert_eq!(ask_all(client, part.map(delete), ":1"), (count, None), "{engine}");
+        }
+        serving.stop();
+        let serving = start();
+        let rest = (keys / 2..keys).map(delete);
+        assert_eq!(ask_all(&mut serving.connect(), rest, ":1"), (keys - keys / 2, None), "{engine}");
+        assert_eq!(serving.connect().ask("DBSIZE"), ":0", "{engine}");
+        assert!(fill(&serving) > keys / 10 * 8, "{engine}");
+        serving.stop();
+        let serving = start();
+        assert_eq!(serving.connect().ask("FLUSHALL"), "+OK", "{engine}");
+        assert!(fill(&serving) > keys / 10 * 8, "{engine}");
+        serving.stop();
+    }
+}
+
+/// A queue that never has more than a few elements, and keys that all go, leave nothing in memory for good.
+#[test]
+fn what_is_gone_gives_its_memory_back() {
+    own_network();
+    const MEMORY_BYTES: usize = 500_000;
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
+        let serving = Serving::start_on(engine, folder.path(), Limits::default(), settings, 12);
+        let mut client = serving.connect();
+        for element in 0..100 {
+            let pair = |_| [&["RPUSH", "queue", "an element"][..], &["LPOP", "queue"][..]];
+            assert_eq!(client.ask("RPUSH queue first"), ":1", "{engine}: {element}");
+            let pairs = (0..100).flat_map(pair);
+            pairs.clone().for_each(|command| client.send(command));
+            for command in pairs {
+                let told = client.reply();
+                assert!(!told.starts_with('-'), "{engine}: {element}: {command:?} {told}");
+            }
+            assert_eq!(client.ask("LPOP queue"), "an element");
+        }
+        let set = |key: usize| vec!["SET".to_owned(), format!("key {key}"), "value".to_owned()];
+        let (keys, told) = ask_all(&mut client, (0..).map(set), "+OK");
+        assert!(
+            told.is_some_and(|told| told.starts_with("-OOM command not allowed")) && keys > 1_000,
+            "{engine}: {keys}"
+        );
+        let delete = |key: usize| vec!["DEL".to_owned(), format!("key {key}")];
+        assert_eq!(ask_all(&mut client, (0..keys).map(delete), ":1"), (keys, None), "{engine}");
+        assert_eq!(ask_all(&mut client, (0..keys / 10 * 8).map(set), "+OK"), (keys / 10 * 8, None), "{engine}");
         serving.stop();
     }
 }

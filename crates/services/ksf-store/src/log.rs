@@ -113,12 +113,20 @@ pub struct Segment {
     pub live_bytes: u64,
     /// Bytes of the longest record in it, whether that counts or not.
     pub longest_bytes: u64,
+    /// Bytes of all records in it.
+    record_bytes: u64,
     state: State,
 }
 
 impl Segment {
-    pub(crate) fn in_use(place: u32, live_bytes: u64, longest_bytes: u64) -> Self {
-        Self { place, live_bytes, longest_bytes, state: State::InUse }
+    /// One with records of so many bytes, all of which count.
+    pub(crate) fn in_use(place: u32, record_bytes: u64, longest_bytes: u64) -> Self {
+        Self { place, live_bytes: record_bytes, longest_bytes, record_bytes, state: State::InUse }
+    }
+
+    /// Bytes of records in it that are out of date.
+    pub fn dead_bytes(&self) -> u64 {
+        self.record_bytes - self.live_bytes.min(self.record_bytes)
     }
 }
 
@@ -157,6 +165,8 @@ pub struct Log {
     epoch: u32,
     segments: BTreeMap<u64, Segment>,
     free: Vec<u32>,
+    /// Places of the log, free or not.
+    places: usize,
     open: BatchBuilder,
     /// Where the open batch begins.
     open_at: Lsn,
@@ -181,17 +191,25 @@ const SPARE_MAX: usize = 8;
 /// The longest of them.
 const SPARE_BYTES_MAX: usize = 1 << 20;
 
-/// What records are appended for: the places that are left for it alone.
+/// What records are appended for. Each purpose leaves places to those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
 pub enum Purpose {
-    /// The cleaner writes them anew.
-    Cleaning = 0,
-    /// They take keys away, after which cleaning finds more.
-    Removing = 1,
-    /// Any other.
-    Writing = 2,
+    /// The cleaner writes them anew, or one record takes every key away: no place is left.
+    Cleaning,
+    /// They take keys away, after which cleaning finds more: one place is left.
+    Removing,
+    /// Any other: one place is left, and for removals one of each [`PLACES_PER_RESERVED`].
+    Writing,
 }
+
+/// Of so many places one is kept for removals. Where removals are spread over all segments, what they wrote into the reserve when that
+/// is used up is a thirty-second of the log, and so is what they made out of date: in some segment more than a
+/// [copy](Log::copy_loss) of it may lose.
+const PLACES_PER_RESERVED: usize = 32;
+/// Places that are free at most when any segment is to be cleaned that pays, in a log of few places.
+const FREE_MIN: usize = 4;
+/// Bytes of a segment that the cleaner reads, and appends, at a time.
+pub const CLEANED_AT_ONCE_BYTES: usize = 256 << 10;
 
 impl Log {
     /// An empty log with `places` places of one segment each.
@@ -213,6 +231,7 @@ impl Log {
             geometry,
             log,
             epoch,
+            places: segments.len() + free.len(),
             segments,
             free,
             open: BatchBuilder::new(Vec::new()),
@@ -319,13 +338,11 @@ impl Log {
         if bytes > limit {
             return Err(AppendError::TooLong { bytes, limit });
         }
-        let reserve = purpose as usize;
-        if !self.fits(bytes) {
-            self.begin_segment(reserve)?;
-        } else if self.free.len() < reserve {
-            // It was begun for a purpose that comes first, and that needs its room: cleaning to give places back, or
-            // removals so that there is something to clean.
+        if !self.takes(purpose, bytes) {
             return Err(AppendError::Full);
+        }
+        if !self.fits(bytes) {
+            self.begin_segment(self.left_by(purpose))?;
         }
         for (at, record) in records.iter().enumerate() {
             let offset = self.open.push(record);
@@ -334,10 +351,32 @@ impl Log {
         if let Some(segment) = self.segments.get_mut(&self.geometry.segment_of(self.open_at)) {
             let longest = records.iter().map(Record::encoded_bytes).max().unwrap_or(0);
             segment.live_bytes += bytes as u64;
+            segment.record_bytes += bytes as u64;
             segment.longest_bytes = segment.longest_bytes.max(longest as u64);
         }
         links.into_iter().for_each(|link| self.open.link(link));
         Ok(())
+    }
+
+    /// Places that records of a purpose leave to others.
+    pub(crate) fn left_by(&self, purpose: Purpose) -> usize {
+        match purpose {
+            Purpose::Cleaning => 0,
+            Purpose::Removing => 1,
+            Purpose::Writing => 1 + self.places.div_ceil(PLACES_PER_RESERVED),
+        }
+    }
+
+    /// Whether no segment can be begun for a purpose.
+    pub fn is_short_for(&self, purpose: Purpose) -> bool {
+        self.free.len() <= self.left_by(purpose)
+    }
+
+    /// Whether there is room for so many bytes of records. A segment that was begun for a purpose that comes first is left to it, as long
+    /// as that needs the room: cleaning to give places back, or removals so that there is something to clean.
+    pub(crate) fn takes(&self, purpose: Purpose, bytes: usize) -> bool {
+        let left = self.left_by(purpose);
+        self.free.len() > left || self.free.len() == left && self.fits(bytes)
     }
 
     /// True if the open batch can take so many bytes more, and leave a block to end the segment with.
@@ -425,7 +464,10 @@ impl Log {
             return false;
         }
         let number = self.geometry.segment_of(self.open_at);
-        if !self.segments.contains_key(&number) && self.begin_segment(Purpose::Writing as usize).is_err() {
+        let has_segment = self.segments.contains_key(&number);
+        // Where the last place is in use, its rest is the cleaner's.
+        let is_kept = has_segment && self.free.is_empty();
+        if is_kept || !has_segment && self.begin_segment(self.left_by(Purpose::Writing)).is_err() {
             // There is room for what must be there alone. The next batch says it.
             self.said = self.recorded;
             return false;
@@ -511,21 +553,64 @@ impl Log {
 
     /// The same, of those for which `may` is true.
     pub(crate) fn next_to_clean_of(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
+        let pays = self.whole_segments().filter(|(number, segment)| may(*number) && self.pays(segment));
+        pays.min_by_key(|(_, segment)| segment.live_bytes)
+    }
+
+    /// Segments that are whole on the medium, and were not cleaned.
+    fn whole_segments(&self) -> impl Iterator<Item = (u64, Segment)> + '_ {
         let last = self.segments.keys().next_back().copied();
         let end = |number: u64| Lsn((number + 1) * self.geometry.segment_bytes);
-        let whole = |number: u64| Some(number) != last && end(number) <= self.open_at.min(self.durable);
-        let in_use = self.segments.iter().filter(|(number, segment)| segment.state == State::InUse && whole(**number));
-        let pays = in_use.filter(|(number, segment)| may(**number) && self.pays(segment));
-        pays.min_by_key(|(_, segment)| segment.live_bytes).map(|(number, segment)| (*number, *segment))
+        let whole = move |number: u64| Some(number) != last && end(number) <= self.open_at.min(self.durable);
+        let in_use =
+            self.segments.iter().filter(move |(number, segment)| segment.state == State::InUse && whole(**number));
+        in_use.map(|(number, segment)| (*number, *segment))
+    }
+
+    /// The segment with the most that is out of date, of those for which `may` is true, whether its cleaning [pays](Self::pays) or not: what
+    /// counts of it fits into a new segment, and leaves more room there than the copy may lose. Each time there is less that is
+    /// out of date, so this comes to an end.
+    pub(crate) fn next_to_squeeze(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
+        let (room, loss) = (self.geometry.append_bytes_max() as u64, self.copy_loss());
+        let gives = |segment: &Segment| segment.dead_bytes() > loss && segment.live_bytes + loss <= room;
+        let all = self.whole_segments().filter(|(number, segment)| may(*number) && gives(segment));
+        all.max_by_key(|(_, segment)| segment.dead_bytes())
+    }
+
+    /// The segment with the most that is out of date, of those for which `may` is true, whatever room its cleaning gives. There must be a
+    /// place for the copy beside that which cleaning for room needs.
+    pub(crate) fn next_with_dead(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
+        let has_dead = |number: u64, segment: &Segment| may(number) && segment.dead_bytes() > 0;
+        let all = self.whole_segments().filter(|(number, segment)| has_dead(*number, segment));
+        all.max_by_key(|(_, segment)| segment.dead_bytes())
+    }
+
+    /// Bytes of room that the copy of what counts of a segment may lose: what each batch of the cleaner has beside its records.
+    fn copy_loss(&self) -> u64 {
+        let batches = self.geometry.segment_bytes / CLEANED_AT_ONCE_BYTES as u64 + 3;
+        batches * (self.geometry.block_bytes.get() + 2 * HEADER_BYTES) as u64
+    }
+
+    /// Whether the last segment has something that is out of date.
+    pub(crate) fn last_has_dead(&self) -> bool {
+        self.segments.values().next_back().is_some_and(|last| last.dead_bytes() > 0)
+    }
+
+    /// Ends the last segment, so that it can be cleaned: where a place is left for writing, and what was appended is on its way.
+    pub(crate) fn end_last(&mut self) -> Result<(), AppendError> {
+        if self.failed {
+            return Err(AppendError::Failed);
+        }
+        self.begin_segment(self.left_by(Purpose::Writing))
     }
 
     /// Places that are free at most when a segment is to be cleaned: a quarter of all if at most half of it counts (`cheap`), and
     /// else a sixteenth. What waits gets cheaper, because more of it goes out of date; and the fewer places are kept free, the
     /// less the segments in use are full of what counts.
     pub(crate) fn free_max(&self, cheap: bool) -> usize {
-        let places = self.free.len() + self.segments.len();
-        // Above the places at which writers wait, where there are enough.
-        let least = (places / 4).min(Purpose::Writing as usize + 2).max(Purpose::Writing as usize);
+        let (places, left) = (self.places, self.left_by(Purpose::Writing));
+        // Above the places at which writers wait, where there are enough; the more are kept free, the more is written anew.
+        let least = (places / 4).min(FREE_MIN).max(left);
         least.max(if cheap { places / 4 } else { places / 16 })
     }
 
@@ -546,9 +631,18 @@ impl Log {
 
     /// True if cleaning a segment would give more room than it takes, or segments that were cleaned wait to be erased.
     pub fn can_be_cleaned(&self) -> bool {
-        let cleaned = self.segments.values().any(|segment| segment.state != State::InUse);
+        self.gives_back() || self.next_to_clean().is_some()
+    }
+
+    /// The same where what is out of date is cleaned though it does not pay.
+    pub fn can_be_squeezed(&self) -> bool {
+        self.can_be_cleaned() || self.next_to_squeeze(|_| true).is_some()
+    }
+
+    /// Whether segments that were cleaned are not free yet.
+    pub(crate) fn gives_back(&self) -> bool {
         let erasing = self.flights.iter().any(|flight| matches!(flight.what, Work::Erases { .. }));
-        cleaned || erasing || self.next_to_clean().is_some()
+        erasing || self.has_cleaned_segments()
     }
 
     /// True if cleaning this segment gives more room than it takes. Long records leave the end of a segment unused, and will

@@ -9,9 +9,11 @@
 //! Every change is counted by the shard that makes it, before anybody else sees it: what is counted is what is there.
 
 use std::ops::{Add, AddAssign, Sub};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
+
+use crate::index::leaf::ENTRY_BYTES;
 
 /// Bytes of memory, and what is in them. A difference of two wraps as the difference of two numbers does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +27,9 @@ pub struct Sizes {
     pub away: usize,
     /// Bytes of these values.
     pub away_bytes: usize,
+    /// Entries that say that something is gone. Their memory comes back when the logs were cleaned of what they outweigh, and of
+    /// them.
+    pub tombstones: usize,
 }
 
 impl Add for Sizes {
@@ -36,6 +41,7 @@ impl Add for Sizes {
             values: self.values.wrapping_add(other.values),
             away: self.away.wrapping_add(other.away),
             away_bytes: self.away_bytes.wrapping_add(other.away_bytes),
+            tombstones: self.tombstones.wrapping_add(other.tombstones),
         }
     }
 }
@@ -55,6 +61,7 @@ impl Sub for Sizes {
             values: self.values.wrapping_sub(other.values),
             away: self.away.wrapping_sub(other.away),
             away_bytes: self.away_bytes.wrapping_sub(other.away_bytes),
+            tombstones: self.tombstones.wrapping_sub(other.tombstones),
         }
     }
 }
@@ -64,6 +71,8 @@ impl Sub for Sizes {
 pub struct Memory {
     bytes_max: usize,
     counts: CachePadded<Counts>,
+    /// Tombstones are not waited for: cleaning has taken none out for long.
+    gives_up: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -72,12 +81,16 @@ struct Counts {
     values: AtomicUsize,
     away: AtomicUsize,
     away_bytes: AtomicUsize,
+    tombstones: AtomicUsize,
 }
+
+/// Tombstones are waited for where they have this part of the memory: each look at all logs for them brings back as much.
+const TOMBSTONES_PART: usize = 64;
 
 /// Why nothing may be written for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// There is room when values were let go of.
+    /// There is room when values were let go of, or tombstones were taken out.
     Yet,
     /// What must stay in memory alone is more than may be.
     Full,
@@ -86,7 +99,7 @@ pub(crate) enum NoRoom {
 impl Memory {
     /// At most so many bytes; `usize::MAX`: as many as there are.
     pub fn new(bytes_max: usize) -> Self {
-        Self { bytes_max, counts: CachePadded::default() }
+        Self { bytes_max, counts: CachePadded::default(), gives_up: AtomicBool::new(false) }
     }
 
     /// Bytes that may be used.
@@ -101,12 +114,13 @@ impl Memory {
 
     /// What is there now.
     pub fn sizes(&self) -> Sizes {
-        let Counts { used, values, away, away_bytes } = &*self.counts;
+        let Counts { used, values, away, away_bytes, tombstones } = &*self.counts;
         Sizes {
             used: used.load(Ordering::Relaxed),
             values: values.load(Ordering::Relaxed),
             away: away.load(Ordering::Relaxed),
             away_bytes: away_bytes.load(Ordering::Relaxed),
+            tombstones: tombstones.load(Ordering::Relaxed),
         }
     }
 
@@ -120,18 +134,49 @@ impl Memory {
         if self.used() <= self.bytes_max {
             return Ok(());
         }
+        let comes_back = self.fixed_bytes() <= self.bytes_max || self.has_tombstones();
+        if comes_back { Err(NoRoom::Yet) } else { Err(NoRoom::Full) }
+    }
+
+    /// Bytes that do not come back by themselves.
+    fn fixed_bytes(&self) -> usize {
+        let used = self.used();
         // Read later than what is used: a value that came in between makes what is fixed look smaller, and the command is
         // tried again.
-        let values = self.counts.values.load(Ordering::Relaxed);
-        if self.used().saturating_sub(values) > self.bytes_max { Err(NoRoom::Full) } else { Err(NoRoom::Yet) }
+        used.saturating_sub(self.counts.values.load(Ordering::Relaxed))
+    }
+
+    /// Whether tombstones have so much memory that it is worth to wait for it.
+    fn has_tombstones(&self) -> bool {
+        let bytes = self.counts.tombstones.load(Ordering::Relaxed).saturating_mul(ENTRY_BYTES);
+        bytes > self.bytes_max / TOMBSTONES_PART && !self.gives_up.load(Ordering::Relaxed)
+    }
+
+    /// Whether the memory of tombstones is needed, now or soon: logs are to be cleaned for it.
+    pub(crate) fn is_short_of_tombstones(&self) -> bool {
+        self.used() > self.low_bytes() && self.fixed_bytes() > self.low_bytes() && self.has_tombstones()
+    }
+
+    /// Whether commands that write wait until tombstones were taken out.
+    pub(crate) fn waits_for_tombstones(&self) -> bool {
+        self.used() > self.bytes_max && self.fixed_bytes() > self.bytes_max && self.has_tombstones()
+    }
+
+    pub(crate) fn set_giving_up(&self, gives_up: bool) {
+        self.gives_up.store(gives_up, Ordering::Relaxed);
     }
 
     /// It has become so much more; what has become less wraps.
     pub(crate) fn count(&self, more: Sizes) {
-        let Counts { used, values, away, away_bytes } = &*self.counts;
-        for (count, more) in
-            [(used, more.used), (values, more.values), (away, more.away), (away_bytes, more.away_bytes)]
-        {
+        let Counts { used, values, away, away_bytes, tombstones } = &*self.counts;
+        let counts = [
+            (used, more.used),
+            (values, more.values),
+            (away, more.away),
+            (away_bytes, more.away_bytes),
+            (tombstones, more.tombstones),
+        ];
+        for (count, more) in counts {
             // Most changes are none of most counts.
             if more != 0 {
                 count.fetch_add(more, Ordering::Relaxed);
@@ -141,7 +186,8 @@ impl Memory {
 
     /// All that there is will be given back in steps, but for so many bytes. Nobody changes anything meanwhile.
     pub(crate) fn all_goes(&self, but_bytes: usize) {
-        let Counts { used, values, away, away_bytes } = &*self.counts;
+        let Counts { used, values, away, away_bytes, tombstones } = &*self.counts;
+        tombstones.store(0, Ordering::Relaxed);
         values.store(used.load(Ordering::Relaxed).saturating_sub(but_bytes), Ordering::Relaxed);
         away.store(0, Ordering::Relaxed);
         away_bytes.store(0, Ordering::Relaxed);
@@ -159,10 +205,14 @@ mod tests {
         assert_eq!(memory.admit(), Ok(()));
         memory.count(Sizes { used: 200, values: 200, ..Sizes::default() });
         assert_eq!(memory.admit(), Err(NoRoom::Yet));
-        memory.count(Sizes::default() - Sizes { used: 500, values: 500, away: 0, away_bytes: 0 });
+        memory.count(Sizes::default() - Sizes { used: 500, values: 500, ..Sizes::default() });
         assert_eq!((memory.admit(), memory.sizes().used), (Ok(()), 600));
         memory.count(Sizes { used: 500, values: 50, ..Sizes::default() });
         assert_eq!(memory.admit(), Err(NoRoom::Full));
+        memory.count(Sizes { tombstones: 1, ..Sizes::default() });
+        assert!(memory.admit() == Err(NoRoom::Yet) && memory.waits_for_tombstones());
+        memory.set_giving_up(true);
+        assert!(memory.admit() == Err(NoRoom::Full) && !memory.waits_for_tombstones());
     }
 
     #[test]

@@ -50,6 +50,10 @@ pub struct Store {
     pub(crate) backups: Mutex<Backups>,
     /// Of each log, the records that other shards made out of date.
     outdated: Box<[Mutex<Vec<Outdated>>]>,
+    /// Of each log, whether it may have something that is out of date. Its shard looks when somebody needs that.
+    has_dead: Box<[AtomicBool]>,
+    /// Logs in which a removal lacks room.
+    wanting: AtomicUsize,
     /// How far ended keys were looked for.
     sweep: Mutex<Round>,
     /// Whether that goes on, or memory is left to be given back.
@@ -111,8 +115,14 @@ pub struct Shard {
     values: Option<Arc<Values>>,
     /// What the command at hand asked for in vain.
     missing: BTreeMap<u64, Wanted>,
-    /// The command at hand would take memory of which there is none yet.
+    /// The command at hand would take memory, or room in the log, of which there is none yet.
     is_short: bool,
+    /// Bytes of records of the last removal for which the log had no room, until it has.
+    wanted_bytes: Option<usize>,
+    /// What waits for room is refused.
+    gives_up: bool,
+    /// That a removal lacks room is among what the store counts.
+    told_of_want: bool,
     /// Places that were free when no segment was [due to be cleaned](Self::due_to_clean).
     not_due_at: Option<usize>,
 }
@@ -122,7 +132,8 @@ pub struct Shard {
 pub enum Undone {
     /// It needs values that are on a medium alone: with them it can be carried out.
     Away(Vec<Wanted>),
-    /// It takes memory, and values must be let go of before: when there is [room](Store::admits_writes).
+    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits_writes). Or it takes
+    /// something away, and the log must be cleaned before: when it [waits for no room](Shard::waits_for_removal).
     Short,
 }
 
@@ -486,7 +497,11 @@ impl Store {
     /// The record there is out of date. An entry without a record says so by the place 0, where no record is.
     pub(crate) fn outdate_at(&self, origin: Origin, bytes: usize) {
         if origin.lsn != Lsn::default() {
-            lock(&self.outdated[usize::from(origin.log)]).push((origin.lsn, bytes));
+            let log = usize::from(origin.log);
+            lock(&self.outdated[log]).push((origin.lsn, bytes));
+            if !self.has_dead[log].load(Ordering::Relaxed) {
+                self.has_dead[log].store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -635,18 +650,29 @@ impl Shard {
 
     /// What all shards share, and what makes changes so.
     fn appender(&mut self) -> (&Store, Appender<'_>) {
-        let Self { store, number, log, flushed, last_version, missing, is_short, .. } = self;
-        let store = &**store;
-        (store, Appender { store, number: *number, log, flushed, last_version, missing, is_short })
+        let Self { store, number, log, flushed, last_version, missing, is_short, wanted_bytes, gives_up, .. } = self;
+        let (store, number, gives_up) = (&**store, *number, *gives_up);
+        let appender =
+            Appender { store, number, log, flushed, last_version, missing, is_short, wanted_bytes, gives_up };
+        (store, appender)
     }
 
     /// Takes every key out by one record, which is durable or not, and others see all keys or none. The reply needs what is
     /// returned. Their memory is given back in steps, by those of [`sweep`](Self::sweep).
     ///
+    /// The record may take the last place: there is nothing left behind it that the cleaner would have to write anew.
+    ///
     /// # Errors
     ///
     /// [`UpdateError`]: nothing was changed.
     pub fn flush(&mut self, clock: Clock) -> Result<Needs, UpdateError> {
+        // With the time of receipt.
+        let bytes = Record::bytes_of(0, 0, true);
+        if !self.log.takes(Purpose::Cleaning, bytes) && self.log.gives_back() && !self.gives_up {
+            self.is_short = true;
+            self.wanted_bytes = Some(bytes);
+            return Err(UpdateError::Undone);
+        }
         let Self { store, number, log, flushed, .. } = self;
         let (store, number) = (&**store, *number);
         // While nobody has a key locked, all that has a smaller version was appended, and nothing that has a larger one.
@@ -656,7 +682,7 @@ impl Shard {
             let (kind, expires_ms) = (Kind::Flush, None);
             let record = Record { kind, version, expires_ms, received_ns, key: &[], subkey: &[], value: &[] };
             let mut lsn = Lsn::default();
-            log.append_for(Purpose::Removing, &[record], [], |_, at| lsn = at)?;
+            log.append_for(Purpose::Cleaning, &[record], [], |_, at| lsn = at)?;
             log.forget_all_but(Some((lsn, record.encoded_bytes())));
             *flushed = version;
             // The other logs forget all when they see it; these are records that they have forgotten then.
@@ -708,7 +734,13 @@ impl Shard {
             ended
         };
         for key in &ended {
-            let (is_removed, needs) = self.update(&[&key[..]], clock, |update| update.remove_ended(key))?;
+            let done = self.update(&[&key[..]], clock, |update| update.remove_ended(key));
+            if matches!(done, Err(UpdateError::Undone)) {
+                // No command waits for it. The cleaner knows what is wanted.
+                self.undone();
+                return Err(AppendError::Full.into());
+            }
+            let (is_removed, needs) = done?;
             if is_removed {
                 removed(key, needs);
             }
@@ -849,14 +881,88 @@ impl Shard {
 
     /// The segment to be cleaned next: [`Log::next_to_clean`], of those that no backup needs, because they cannot be erased.
     pub fn next_to_clean(&self) -> Option<(u64, Segment)> {
+        self.unless_needed(|log, may| log.next_to_clean_of(may))
+    }
+
+    /// What is chosen of the segments that no backup needs.
+    fn unless_needed(
+        &self,
+        choose: impl FnOnce(&Log, &dyn Fn(u64) -> bool) -> Option<(u64, Segment)>,
+    ) -> Option<(u64, Segment)> {
         let backups = lock(&self.store.backups);
         let (log, geometry) = (self.number, self.log.geometry());
         let is_needed = |segment| backups.holding.as_ref().is_some_and(|holding| holding.needs(geometry, log, segment));
-        self.log.next_to_clean_of(|segment| !is_needed(segment))
+        choose(&self.log, &|segment| !is_needed(segment))
+    }
+
+    /// Whether a removal found no room in the log, and there is none yet, but may be when this log or another one was cleaned.
+    pub fn waits_for_removal(&self) -> bool {
+        self.lacks_room() && !self.gives_up && brings_room(&self.store, self.number, &self.log)
+    }
+
+    fn lacks_room(&self) -> bool {
+        self.wanted_bytes.is_some_and(|bytes| !self.log.takes(Purpose::Removing, bytes))
+    }
+
+    /// Whether other shards are to clean their logs now: tombstones in this one, or in memory, outweigh records there.
+    pub fn needs_others(&self) -> bool {
+        self.waits_for_removal() || self.store.memory.waits_for_tombstones()
+    }
+
+    /// Whether commands that wait for room or memory are refused instead, because cleaning has brought none for long. As far as memory is
+    /// concerned, this is for all shards.
+    pub fn set_giving_up(&mut self, gives_up: bool) {
+        self.gives_up = gives_up;
+        if gives_up && self.wanted_bytes.take().is_some() {
+            self.tell_others();
+        }
+        self.store.memory.set_giving_up(gives_up);
+    }
+
+    /// Tells others whether a removal lacks room, and whether there is something to be cleaned for theirs.
+    fn tell_others(&mut self) {
+        let lacks_room = self.lacks_room();
+        if mem::replace(&mut self.told_of_want, lacks_room) != lacks_room {
+            // Wraps as a difference of counts does.
+            self.store.wanting.fetch_add(if lacks_room { 1 } else { usize::MAX }, Ordering::Relaxed);
+        }
+        let log = &self.log;
+        let has_dead = log.gives_back() || log.last_has_dead() || log.next_with_dead(|_| true).is_some();
+        self.store.has_dead[usize::from(self.number)].store(has_dead, Ordering::Relaxed);
+    }
+
+    /// The segment to be cleaned next so that tombstones can go: the older records that they outweigh, here or in other logs, and
+    /// then their own.
+    fn due_for_tombstones(&mut self) -> Option<(u64, Segment)> {
+        let store = &self.store;
+        if store.wanting.load(Ordering::Relaxed) == 0 && !store.memory.is_short_of_tombstones() {
+            return None;
+        }
+        self.tell_others();
+        if self.log.is_short_for(Purpose::Removing) {
+            return self.unless_needed(|log, may| log.next_to_squeeze(may));
+        }
+        let due = self.unless_needed(|log, may| log.next_with_dead(may));
+        if due.is_none() && self.log.last_has_dead() && !self.log.gives_back() {
+            // Where there is no place for the next one, the log is full of other segments.
+            let _ = self.log.end_last();
+        }
+        due
     }
 
     /// The same, if it is time to: what gives little room is cleaned late.
     pub fn due_to_clean(&mut self) -> Option<(u64, Segment)> {
+        if self.lacks_room() {
+            self.tell_others();
+            return self.next_to_clean().or_else(|| self.unless_needed(|log, may| log.next_to_squeeze(may)));
+        }
+        if self.wanted_bytes.take().is_some() {
+            self.tell_others();
+        }
+        let due = self.due_for_tombstones();
+        if due.is_some() {
+            return due;
+        }
         let (free, cheap_max, dear_max) = (self.log.free_places(), self.log.free_max(true), self.log.free_max(false));
         // It is asked in each turn: there is a look at every segment when one more is in use, and where room is short.
         if free > cheap_max || free > dear_max && self.not_due_at == Some(free) {
@@ -870,8 +976,10 @@ impl Shard {
     /// Begins to erase segments that were cleaned, but for those that a [backup](crate::backup) needs:
     /// [`Log::erase_cleaned`]. If room for writes is short, and what the backup needs could bring some, the backup is given up.
     pub fn erase_cleaned(&mut self) {
+        let lacks_room = self.lacks_room();
         let Self { store, number, log, going, .. } = self;
-        let is_short = log.free_places() <= Purpose::Writing as usize;
+        let lacks_memory = store.memory.is_short_of_tombstones() || store.wanting.load(Ordering::Relaxed) > 0;
+        let is_short = log.is_short_for(Purpose::Writing) || lacks_memory;
         if going.is_empty() && !is_short {
             return;
         }
@@ -880,7 +988,11 @@ impl Shard {
         let geometry = *log.geometry();
         if is_short && let Some(holding) = &backups.holding {
             let needs = |segment| holding.needs(&geometry, *number, segment);
-            if log.cleaned_segments().any(needs) || log.next_to_clean_of(needs).is_some() {
+            let brings_some = log.cleaned_segments().any(needs)
+                || log.next_to_clean_of(needs).is_some()
+                || lacks_room && log.next_to_squeeze(needs).is_some()
+                || lacks_memory && log.next_with_dead(needs).is_some();
+            if brings_some {
                 backups.holding = None;
             }
         }
@@ -902,6 +1014,14 @@ struct Appender<'s> {
     last_version: &'s mut u64,
     missing: &'s mut BTreeMap<u64, Wanted>,
     is_short: &'s mut bool,
+    wanted_bytes: &'s mut Option<usize>,
+    gives_up: bool,
+}
+
+/// Whether cleaning may bring room into a log: cleaning it, or another one, after which its tombstones outweigh nothing.
+fn brings_room(store: &Store, number: u16, log: &Log) -> bool {
+    let others = (0..).zip(store.has_dead.iter()).filter(|(other, _): &(u16, _)| *other != number);
+    log.can_be_squeezed() || others.into_iter().any(|(_, has_dead)| has_dead.load(Ordering::Relaxed))
 }
 
 impl Appender<'_> {
@@ -923,7 +1043,7 @@ impl Appender<'_> {
         changes: &Changes<'_>,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, flushed, last_version, is_short, .. } = self;
+        let Self { store, number, log, flushed, last_version, is_short, wanted_bytes, gives_up, .. } = self;
         if changes.is_empty() {
             return Ok(needs);
         }
@@ -956,10 +1076,17 @@ impl Appender<'_> {
             }
             _ => {}
         }
-        log.append_for(purpose, &records, links, |_, lsn| {
+        let appended = log.append_for(purpose, &records, links, |_, lsn| {
             places.push(lsn);
             last = lsn;
-        })?;
+        });
+        let is_full = appended == Err(AppendError::Full) && purpose == Purpose::Removing;
+        if is_full && !*gives_up && brings_room(store, *number, log) {
+            **wanted_bytes = Some(records.iter().map(Record::encoded_bytes).sum());
+            **is_short = true;
+            return Err(UpdateError::Undone);
+        }
+        appended?;
         for (record, lsn) in records.iter().zip(places) {
             let outdated = store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
             match outdated {

@@ -170,6 +170,7 @@ impl World {
                 self.writes.push(Write { key, state: is, needs, told: false });
             }
             Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(UpdateError::Undone) => drop(self.shards[shard].undone()),
             Err(error) => panic!("{error}"),
         }
     }
@@ -212,6 +213,25 @@ impl World {
     /// Takes every key out, which is a write to all of them.
     fn flush(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
+        self.flush_by(shard);
+    }
+
+    /// When all shards go on, every key can be taken out, however the process ended.
+    fn must_flush(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let flushed = self.flushed;
+        for _ in 0..10_000 {
+            self.flush_by(shard);
+            if self.flushed > flushed {
+                return;
+            }
+            self.step_of_the_medium();
+            self.clean();
+        }
+        panic!("it waits for ever: {:?}", self.shards[shard].log());
+    }
+
+    fn flush_by(&mut self, shard: usize) {
         let clock = Clock { now_ms: self.now_ms, received_ns: None };
         match self.shards[shard].flush(clock) {
             Ok(needs) => {
@@ -224,6 +244,7 @@ impl World {
                 assert_eq!(self.store.keys(), 0);
             }
             Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(UpdateError::Undone) => drop(self.shards[shard].undone()),
             Err(error) => panic!("{error}"),
         }
     }
@@ -270,6 +291,9 @@ impl World {
         let slot = &mut self.cleaning[shard];
         if slot.is_none() && (self.cleans_early || self.shards[shard].log().free_places() <= 2) {
             *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
+        }
+        if slot.is_none() {
+            *slot = self.shards[shard].due_to_clean().map(|(number, _)| Cleaning::new(number));
         }
         let Some(cleaning) = slot else { return };
         let place = self.shards[shard].log().segments()[&cleaning.number].place;
@@ -402,6 +426,7 @@ fn what_was_told_of_cells_is_there_after_every_crash() {
             }
         }
         world.crash();
+        world.must_flush();
         (crashes, cleaned, swept) = (crashes + world.crashes, cleaned + world.cleaned, swept + world.swept);
         (renamed, flushed) = (renamed + world.renamed, flushed + world.flushed);
         backups += world.backups;

@@ -3,11 +3,14 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::common::Medium;
 use crate::opened::{open, seeds};
+use crate::common::Medium;
+use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
-use ksf_store::store::{Cleaning, Clock, Shard, Store, UpdateError};
+use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, SweepBudget, Undone, UpdateError};
+use ksf_store::update::Update;
 use ksf_test::{Random, TestRandom};
+use crate::opened::{open, open_within, seeds};
 
 const BLOCK_BYTES: usize = 512;
 const SEGMENT_BYTES: usize = 256 * BLOCK_BYTES;
@@ -209,4 +212,263 @@ fn what_is_not_on_the_medium_is_counted() {
     assert!((2 * VALUE_BYTES..3 * VALUE_BYTES).contains(&world.shard.log().unwritten_bytes()));
     world.drain();
     assert_eq!(world.shard.log().unwritten_bytes(), 0);
+}
+
+const SMALL_SEGMENT_BYTES: usize = 64 * BLOCK_BYTES;
+
+/// A store of some logs that are served as a server does it: what must wait waits while all logs are cleaned.
+struct Served {
+    random: TestRandom,
+    geometry: Geometry,
+    memory_bytes_max: usize,
+    media: Vec<Medium>,
+    store: Arc<Store>,
+    shards: Vec<Shard>,
+    cleaning: Vec<Option<Cleaning>>,
+    epoch: u32,
+}
+
+impl Served {
+    fn new(logs: usize, places: usize, memory_bytes_max: usize) -> Self {
+        let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+        let geometry = Geometry { store: 5, block_bytes, segment_bytes: SMALL_SEGMENT_BYTES as u64 };
+        let mut media: Vec<_> = (0..logs).map(|_| Medium::new(places, SMALL_SEGMENT_BYTES)).collect();
+        let (store, shards) = open_within(geometry, &mut media, &mut 1, None, memory_bytes_max);
+        let (random, cleaning) = (Random::of_test(7), (0..logs).map(|_| None).collect());
+        Self { random, geometry, memory_bytes_max, media, store, shards, cleaning, epoch: 1 }
+    }
+
+    /// The process is killed: what was not written by then is lost.
+    fn kill(&mut self) {
+        self.epoch += 1;
+        let Self { geometry, media, epoch, memory_bytes_max, .. } = self;
+        (self.store, self.shards) = open_within(*geometry, media, epoch, None, *memory_bytes_max);
+        self.cleaning.fill_with(|| None);
+    }
+
+    fn drain(&mut self) {
+        for (shard, medium) in self.shards.iter_mut().zip(&mut self.media) {
+            while let Some(write) = shard.next_write(4, 0) {
+                medium.put(write.place, write.offset as usize, &write.bytes);
+                shard.written(write.id, true, write.bytes);
+            }
+        }
+    }
+
+    /// A turn of each shard.
+    fn turn(&mut self) {
+        self.drain();
+        for (at, shard) in self.shards.iter_mut().enumerate() {
+            shard.erase_cleaned();
+            let slot = &mut self.cleaning[at];
+            if slot.is_none() {
+                *slot = shard.due_to_clean().map(|(number, _)| Cleaning::new(number));
+            }
+            let Some(cleaning) = slot else { continue };
+            let place = shard.log().segments()[&cleaning.number].place;
+            match shard.clean(cleaning, &self.media[at].places[place as usize], usize::MAX) {
+                Ok(true) => *slot = None,
+                Ok(false) | Err(CleanError::Append(AppendError::Full)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.drain();
+    }
+
+    /// Carries a command on a key out by a shard, when it need not wait any more. False if there is no room or memory for it.
+    fn carry_out(&mut self, shard: usize, key: &[u8], command: impl for<'k> Fn(&mut Update<'_, 'k>, &'k [u8])) -> bool {
+        for _ in 0..2_000 {
+            match self.shards[shard].update(&[key], Clock::default(), |update| command(update, key)) {
+                Ok(_) => {
+                    if self.random.one_in(8) {
+                        self.turn();
+                    }
+                    return true;
+                }
+                Err(UpdateError::Undone) => assert!(matches!(self.shards[shard].undone(), Some(Undone::Short))),
+                Err(UpdateError::Memory { .. }) => return false,
+                Err(UpdateError::Append(AppendError::Full)) => {
+                    if !self.shards[shard].log().can_be_cleaned() {
+                        return false;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+            self.turn();
+        }
+        panic!("it waits for ever: {:?}", self.shards[shard].log().segments());
+    }
+
+    fn set(&mut self, shard: usize, key: u64, bytes: usize) -> bool {
+        let value = vec![7; bytes];
+        self.carry_out(shard, format!("key {key}").as_bytes(), |update, key| update.set(key, value.clone(), None))
+    }
+
+    fn remove(&mut self, shard: usize, key: u64) {
+        let key = format!("key {key}").into_bytes();
+        assert!(self.carry_out(shard, &key, |update, key| {
+            update.remove(key);
+        }));
+        let (is_there, _) = self.shards[shard].read(&[&key], 0, |view| view.get(&key).is_some());
+        assert!(!is_there);
+    }
+
+    /// Sets keys from one on until there is no room, and returns the one behind them.
+    fn fill(&mut self, shard: usize, from: u64, bytes: usize) -> u64 {
+        (from..).find(|key| !self.set(shard, *key, bytes)).unwrap()
+    }
+
+    fn shuffled(&mut self, range: std::ops::Range<u64>) -> Vec<u64> {
+        let mut all: Vec<u64> = range.collect();
+        for at in (1..all.len()).rev() {
+            all.swap(at, self.random.within(0..=at));
+        }
+        all
+    }
+
+    fn flush(&mut self, shard: usize) {
+        for _ in 0..100 {
+            match self.shards[shard].flush(Clock::default()) {
+                Ok(_) => return assert_eq!(self.store.keys(), 0),
+                Err(UpdateError::Undone) => assert!(matches!(self.shards[shard].undone(), Some(Undone::Short))),
+                Err(error) => panic!("{error}"),
+            }
+            self.turn();
+        }
+        panic!("it waits for ever");
+    }
+}
+
+/// Small values, of which the records are hardly longer than those that take them out, go in any order: also one by one, each on the medium
+/// before the next, and also when the process is killed meanwhile.
+#[test]
+fn a_full_log_takes_every_removal() {
+    for places in [8, 40] {
+        let mut served = Served::new(1, places, usize::MAX);
+        let keys = served.fill(0, 0, 64);
+        let mut left = keys;
+        for key in served.shuffled(0..keys) {
+            served.remove(0, key);
+            left -= 1;
+            if served.random.one_in(8) {
+                served.drain();
+            }
+            if served.random.one_in(800) {
+                served.drain();
+                served.kill();
+                assert_eq!(served.store.keys() as u64, left);
+            }
+        }
+        assert_eq!(served.store.keys(), 0);
+        let again = served.fill(0, 0, 64);
+        assert!(again > keys / 10 * 9, "{again} of {keys} keys");
+    }
+}
+
+/// A command on another shard writes the removals into its own log, where nothing is out of date.
+#[test]
+fn a_full_log_takes_every_removal_of_keys_in_other_logs() {
+    let mut served = Served::new(2, 12, usize::MAX);
+    let of_first = served.fill(0, 0, 64);
+    let keys = served.fill(1, of_first, 64);
+    for key in served.shuffled(0..of_first) {
+        served.remove(1, key);
+    }
+    assert_eq!(served.store.keys() as u64, keys - of_first);
+    (of_first..keys).for_each(|key| served.remove(1, key));
+    for shard in 0..2 {
+        assert!(served.fill(shard, keys * (1 + shard as u64), 64) > keys / 3);
+    }
+}
+
+/// Elements go until none is left, of each shape.
+#[test]
+fn a_full_log_takes_every_removal_of_elements() {
+    for shape in [Shape::Set, Shape::Hash, Shape::List, Shape::SortedSet] {
+        let mut served = Served::new(1, 12, usize::MAX);
+        let value = |element: u64| match shape {
+            Shape::Set => Vec::new(),
+            Shape::SortedSet => score_value(element as f64).to_vec(),
+            Shape::Hash | Shape::List | Shape::String => vec![7; 20],
+        };
+        let fill = |served: &mut Served| {
+            let set = |served: &mut Served, element: u64| {
+                let (subkey, value) = (place_key(element as i64), value(element));
+                served.carry_out(0, b"all", |update, key| {
+                    update.set_cell(key, shape, &subkey, &value);
+                })
+            };
+            (0..).find(|element| !set(served, *element)).unwrap()
+        };
+        let elements = fill(&mut served);
+        let order = if shape == Shape::List { (0..elements).collect() } else { served.shuffled(0..elements) };
+        for element in order {
+            assert!(
+                served.carry_out(0, b"all", |update, key| {
+                    update.remove_cell(key, &place_key(element as i64));
+                }),
+                "{shape:?}: {element} of {elements}"
+            );
+        }
+        assert_eq!(served.store.keys(), 0);
+        let again = fill(&mut served);
+        assert!(again > elements / 10 * 9, "{shape:?}: {again} of {elements}");
+    }
+}
+
+/// Whenever the process is killed, all keys can be taken out at once, and the log has its room back.
+#[test]
+fn a_full_log_takes_a_flush_after_a_kill() {
+    let mut served = Served::new(2, 8, usize::MAX);
+    for round in 0..20 {
+        let keys = served.fill(0, 0, 64);
+        assert!(keys > 1_000, "round {round}: {keys} keys");
+        for key in served.shuffled(0..keys).into_iter().take(50 * round) {
+            served.remove(0, key);
+        }
+        (0..served.random.within(0..=3)).for_each(|_| served.kill());
+        served.flush(round % 2);
+    }
+}
+
+/// What is in memory of keys that are gone goes, too: when nothing is left as much can be written as before.
+#[test]
+fn keys_that_are_gone_give_their_memory_back() {
+    let mut served = Served::new(1, 40, 200_000);
+    for part in [1, 3] {
+        let keys = served.fill(0, 0, 64);
+        assert!(keys > 300);
+        let gone: Vec<u64> = served.shuffled(0..keys).into_iter().take((keys / part) as usize).collect();
+        gone.iter().for_each(|key| served.remove(0, *key));
+        // Leaves that are no longer full have some slack.
+        let some = gone.len() / 2;
+        for key in gone.into_iter().take(some) {
+            assert!(served.set(0, key, 64), "of {keys} keys one in {part} was gone");
+        }
+        served.flush(0);
+        while served.shards[0].sweep(Clock::default(), SweepBudget { leaves_max: 100, keys_max: 1 }, |_, _| {}).unwrap()
+        {
+        }
+    }
+}
+
+#[test]
+fn a_short_queue_never_runs_out_of_memory() {
+    let mut served = Served::new(1, 12, 60_000);
+    let value = [7; 20];
+    for number in 0..20_000 {
+        let subkey = place_key(number);
+        assert!(
+            served.carry_out(0, b"queue", |update, key| {
+                update.set_cell(key, Shape::List, &subkey, &value);
+            }),
+            "{number}: {:?}",
+            served.store.memory().sizes()
+        );
+        if number >= 50 {
+            assert!(served.carry_out(0, b"queue", |update, key| {
+                update.remove_cell(key, &place_key(number - 50));
+            }));
+        }
+    }
 }

@@ -200,6 +200,8 @@ impl World {
 
     fn write(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
+        let gives_up = self.random.one_in(2);
+        self.shards[shard].set_giving_up(gives_up);
         let count = self.random.pick(&[1, 1, 1, 2, 4]);
         let number = self.writes.len() as u64;
         let mut keys = BTreeSet::new();
@@ -286,6 +288,10 @@ impl World {
     /// Takes every key out, which is a write to all of them.
     fn flush(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
+        self.flush_by(shard);
+    }
+
+    fn flush_by(&mut self, shard: usize) {
         let clock = Clock { now_ms: self.now_ms, received_ns: None };
         match self.shards[shard].flush(clock) {
             Ok(needs) => {
@@ -297,8 +303,24 @@ impl World {
                 assert_eq!((self.store.keys(), self.store.index().len()), (0, 0));
             }
             Err(UpdateError::Append(AppendError::Full)) => self.full += 1,
+            Err(UpdateError::Undone) => self.note_undone(shard, b""),
             Err(error) => panic!("{error}"),
         }
+    }
+
+    /// When all shards go on, every key can be taken out, however the process ended.
+    fn must_flush(&mut self) {
+        let shard = self.random.within(0..=SHARDS - 1);
+        let flushed = self.flushed;
+        for _ in 0..10_000 {
+            self.flush_by(shard);
+            if self.flushed > flushed {
+                return;
+            }
+            self.step_of_the_medium();
+            self.clean();
+        }
+        panic!("it waits for ever: {:?}", self.shards[shard].log());
     }
 
     /// Takes ended keys out: to each that is a write like any other.
@@ -367,6 +389,9 @@ impl World {
         let slot = &mut self.cleaning[shard];
         if slot.is_none() && (self.habits.cleans_early || self.shards[shard].log().free_places() <= 2) {
             *slot = self.shards[shard].log().next_to_clean().map(|(number, _)| Cleaning::new(number));
+        }
+        if slot.is_none() {
+            *slot = self.shards[shard].due_to_clean().map(|(number, _)| Cleaning::new(number));
         }
         let Some(cleaning) = slot else { return };
         let place = self.shards[shard].log().segments()[&cleaning.number].place;
@@ -518,6 +543,7 @@ fn what_was_told_is_there_after_every_crash() {
             }
         }
         world.crash();
+        world.must_flush();
         (crashes, cleaned, full) = (crashes + world.crashes, cleaned + world.cleaned, full + world.full);
         swept += world.swept;
         flushed += world.flushed;

@@ -208,6 +208,9 @@ impl Leaf {
     /// What a slot has beside its bytes in the vectors.
     fn size_of_value(slot: &Slot) -> Sizes {
         let bytes = slot.value_len as usize;
+        if slot.flags & GONE != 0 {
+            return Sizes { tombstones: 1, ..Sizes::default() };
+        }
         match slot.flags & (ON_MEDIUM | APART | CELLS) {
             ON_MEDIUM => Sizes { away: 1, away_bytes: bytes, ..Sizes::default() },
             APART => Sizes { used: bytes + APART_BYTES, values: bytes + APART_BYTES, ..Sizes::default() },
@@ -506,6 +509,10 @@ impl Leaf {
         self.bury(at);
         self.slots.remove(at);
         self.hints.remove(at);
+        // The slack of many that went is memory that no other leaf can use.
+        if self.slots.capacity() > self.len() + self.len() / 4 + 16 {
+            self.pack();
+        }
         self.tidy();
         true
     }
@@ -549,9 +556,13 @@ impl Leaf {
     /// Packs the bytes anew when half of them are dead.
     fn tidy(&mut self) {
         if self.dead > 512 && self.dead > self.bytes.len() / 2 {
-            let slots = mem::take(&mut self.slots);
-            *self = self.packed(&slots);
+            self.pack();
         }
+    }
+
+    fn pack(&mut self) {
+        let slots = mem::take(&mut self.slots);
+        *self = self.packed(&slots);
     }
 
     fn packed(&self, slots: &[Slot]) -> Self {

@@ -57,7 +57,13 @@ struct Counted {
 
 impl Counted {
     fn count(&self, more: Sizes) {
-        self.memory.count(if self.lets_go { more } else { Sizes { used: more.used, ..Sizes::default() } });
+        self.memory.count(self.of(more));
+    }
+
+    /// What of these sizes counts.
+    fn of(&self, sizes: Sizes) -> Sizes {
+        let Sizes { used, tombstones, .. } = sizes;
+        if self.lets_go { sizes } else { Sizes { used, tombstones, ..Sizes::default() } }
     }
 }
 
@@ -342,7 +348,7 @@ impl Index {
         top.leaves().fold(Sizes::default(), |sum, (first, numbered)| {
             let sizes = lock(&numbered.leaf).sizes();
             let used = sizes.used + bytes_of_leaf(first);
-            sum + if self.counted.lets_go { Sizes { used, ..sizes } } else { Sizes { used, ..Sizes::default() } }
+            sum + self.counted.of(Sizes { used, ..sizes })
         })
     }
 

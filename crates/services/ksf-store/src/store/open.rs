@@ -459,6 +459,8 @@ impl Store {
             appended: logs.iter().map(|_| CachePadded::default()).collect(),
             backups: Mutex::default(),
             outdated: logs.iter().map(|_| Mutex::default()).collect(),
+            has_dead: logs.iter().map(|_| AtomicBool::new(true)).collect(),
+            wanting: AtomicUsize::new(0),
             sweep: Mutex::default(),
             is_sweeping: CachePadded::default(),
             epoch: opening.epoch,
@@ -492,6 +494,9 @@ impl Store {
                 values: None,
                 missing: BTreeMap::new(),
                 is_short: false,
+                wanted_bytes: None,
+                gives_up: false,
+                told_of_want: false,
                 not_due_at: None,
             }
         };
