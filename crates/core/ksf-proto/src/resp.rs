@@ -450,8 +450,13 @@ impl<'a> Writer<'a> {
 
     /// `-text`: an error, which begins with its kind, as in `ERR syntax error`. Line ends become spaces.
     pub fn error(&mut self, text: &str) {
+        self.error_bytes(text.as_bytes());
+    }
+
+    /// The same with any bytes.
+    pub fn error_bytes(&mut self, text: &[u8]) {
         self.to.push(b'-');
-        self.to.extend(text.bytes().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }));
+        self.to.extend(text.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
         self.to.extend_from_slice(b"\r\n");
     }
 

@@ -323,7 +323,7 @@ enum Protocol {
     Resp,
     Http(Box<http::Reader>),
     /// Neither: the connection ends, with this error if there is one.
-    Neither(Option<String>),
+    Neither(Option<Vec<u8>>),
 }
 
 impl KvConn {
@@ -555,7 +555,7 @@ impl LoggedService for Kv {
         if let Protocol::Http(reader) = &conn.protocol {
             http::refuse(reader.status(reason), now_ns(), &mut out);
         } else if let Protocol::Neither(Some(why)) = &conn.protocol {
-            Writer::new(&mut out, Version::Resp2).error(why);
+            Writer::new(&mut out, Version::Resp2).error_bytes(why);
         } else if let Some(malformed) = conn.session.malformed {
             Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
         }

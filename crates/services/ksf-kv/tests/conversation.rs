@@ -1,10 +1,10 @@
 //! What the server answers, compared with Redis.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use crate::common::{Redis, Serving, engines};
+use crate::common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_test::{own_network, stream};
@@ -494,7 +494,295 @@ const SAME_AS_REDIS: &[&str] = &[
     "MULTI",
     "GET tx",
     "EXEC",
+    "MULTI",
+    "EXEC x",
+    "PING",
+    "EXEC",
+    "EXEC x",
+    "MULTI",
+    "DISCARD x",
+    "EXEC",
+    "MULTI",
+    "MULTI x",
+    "EXEC",
+    "MULTI",
+    "WATCH",
+    "EXEC",
+    "MULTI",
+    "WATCH tx",
+    "EXEC",
+    // The smallest number has no other sign.
+    "SADD drawn a",
+    "SRANDMEMBER drawn -9223372036854775808",
+    "SRANDMEMBER nothing -9223372036854775808",
+    "HSET drawnh a 1",
+    "HRANDFIELD drawnh -9223372036854775808",
+    "SPOP drawn -1",
+    // Options that come again.
+    "SET again v EX 10 EX 200",
+    "TTL again",
+    "SET again v EX 10 PX 10",
+    "SET again v KEEPTTL KEEPTTL",
+    "SET again v KEEPTTL EX 10",
+    "SET again v NX NX",
+    "SET again v GET GET",
+    "SET again v EX 0 EX 10",
+    "GETEX again EX 10 EX 300",
+    "TTL again",
+    "GETEX again PERSIST PERSIST",
+    "TTL again",
+    "GETEX again EX 10 PERSIST",
+    "GETEX again PERSIST EX 10",
+    "GETEX again EX x PERSIST",
+    "ZADD minus INCR -0 m",
+    "ZADD minus INCR 0 m",
+    "ZADD minus -0 n",
+    "ZSCORE minus n",
+    "ZINCRBY minus -0 o",
+    "ZSCORE minus o",
+    // Patterns.
+    "DEL - a- ] [a b \\",
+    "SET - 1",
+    "KEYS [-a]",
+    "KEYS [a-",
+    "KEYS [a-]",
+    "KEYS [^a-]",
+    "SET - 1",
+    "KEYS -**",
+    "KEYS **-",
+    "KEYS [",
+    "KEYS []",
+    "KEYS [,-.]",
+    "KEYS [.-,]",
+    "KEYS [\\-]",
+    "KEYS \\-",
+    "KEYS -\\",
+    "KEYS",
 ];
+
+/// Texts of numbers with a fraction, each of which is tried wherever a command takes one.
+const FRACTIONS: [&str; 43] = [
+    "1e400",
+    "-1e400",
+    "1e-400",
+    "1e-310",
+    "0x10",
+    "0x1p4",
+    "-0X1.8p1",
+    "0x1p-1080",
+    "0x1p2000",
+    "0x1p20000",
+    "0x",
+    "0x1g",
+    "0x.p1",
+    "\t1",
+    "1\t",
+    "",
+    "inf",
+    "+inf",
+    "-INF",
+    "infinity",
+    "infinit",
+    "nan",
+    "-nan",
+    "nan(1)",
+    "1.",
+    ".5",
+    "+.5",
+    "+5",
+    "1e5",
+    "1e+5",
+    "1e",
+    "e5",
+    "--1",
+    "1_0",
+    "1d0",
+    "5e-324",
+    "2e-324",
+    "1.7976931348623159e308",
+    "1\0",
+    "(1",
+    "00012",
+    "0x1.fffffffffffffp3",
+    "0e999",
+];
+
+#[test]
+fn it_reads_fractions_as_redis_does() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    for text in FRACTIONS {
+        let (open, of_score) = (format!("({text}"), [text, "m"]);
+        let questions: Vec<Vec<&str>> = vec![
+            vec!["DEL", "z", "s", "h"],
+            [&["ZADD", "z"], &of_score[..]].concat(),
+            vec!["ZSCORE", "z", "m"],
+            vec!["ZRANGEBYSCORE", "z", text, "+inf"],
+            vec!["ZCOUNT", "z", "-inf", text],
+            vec!["ZCOUNT", "z", &open, "+inf"],
+            vec!["ZINCRBY", "z", text, "other"],
+            vec!["ZADD", "z", "INCR", text, "third"],
+            vec!["SET", "s", "1"],
+            vec!["INCRBYFLOAT", "s", text],
+            vec!["SET", "s", text],
+            vec!["INCRBYFLOAT", "s", "1"],
+            vec!["HINCRBYFLOAT", "h", "f", text],
+            vec!["HSET", "h", "g", text],
+            vec!["HINCRBYFLOAT", "h", "g", "1"],
+            vec!["ZREMRANGEBYSCORE", "z", "-inf", text],
+        ];
+        for question in questions {
+            client.send(&question);
+            redis.client.send(&question);
+            assert_eq!(client.reply(), redis.client.reply(), "{question:?}");
+        }
+    }
+    serving.stop();
+}
+
+/// Names need not be texts.
+#[test]
+fn it_names_unknown_commands_as_redis_does() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    let (long, name) = ([b'a'; 200], [b'n'; 130]);
+    for words in [
+        &[&b"\xff\xfebad"[..], b"\xe9", b"x\r\ny"][..],
+        &[b"a\0b", b"c\0d", b"e"],
+        &[&name, &long[..100], &long[..50], b"behind"],
+        &[b"nope", &long, b"behind"],
+        &[b"client", b"\xff\r"],
+        &[b"cluster", &name, b"x"],
+    ] {
+        let told = [told_raw(&mut client, words), told_raw(&mut redis.client, words)];
+        assert_eq!(told[0].escape_ascii().to_string(), told[1].escape_ascii().to_string(), "{words:?}");
+    }
+    serving.stop();
+}
+
+/// The line of the reply to these words.
+fn told_raw<S: Read + Write>(client: &mut Client<S>, words: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(&[format!("${}\r\n", word.len()).as_bytes(), word, b"\r\n"].concat());
+    }
+    client.0.get_mut().write_all(&bytes).unwrap();
+    let mut line = Vec::new();
+    client.0.read_until(b'\n', &mut line).unwrap();
+    line
+}
+
+/// Commands of which somebody else may see that they touched a key.
+const TOUCHING: &[&str] = &[
+    "SMOVE a b m",
+    "SMOVE b a m",
+    "SMOVE a b x",
+    "SMOVE a a m",
+    "SMOVE a b none",
+    "SMOVE none b m",
+    "LTRIM l 0 -1",
+    "LTRIM l 0 0",
+    "LTRIM l 5 9",
+    "LTRIM none 0 -1",
+    "SADD a m",
+    "SADD a n",
+    "SREM a none",
+    "SREM a m",
+    "SPOP none",
+    "HSET h f v",
+    "HSET h f w",
+    "HSETNX h f z",
+    "HDEL h none",
+    "HINCRBY h n 0",
+    "HINCRBYFLOAT h n 0",
+    "ZADD z 1 m",
+    "ZADD z 2 m",
+    "ZADD z NX 5 m",
+    "ZADD z XX 9 none",
+    "ZADD z GT 1 m",
+    "ZINCRBY z 0 m",
+    "ZREMRANGEBYSCORE z 100 200",
+    "SET s v",
+    "SETNX s 1",
+    "GETSET s v",
+    "SETEX s 100 v",
+    "EXPIRE s 100",
+    "EXPIRE s 100 XX",
+    "EXPIRE s -1",
+    "EXPIRE none 10",
+    "PERSIST s",
+    "APPEND s ",
+    "SETRANGE s 0 v",
+    "GETEX s",
+    "GETEX s PERSIST",
+    "GETEX s EX 100",
+    "GETDEL none",
+    "GETDEL s",
+    "MSETNX s 1 h 2",
+    "INCRBY n 0",
+    "INCRBYFLOAT n 0",
+    "LSET l 0 1",
+    "LREM l 0 none",
+    "LPUSHX none 1",
+    "LINSERT l BEFORE nn x",
+    "LMOVE l l LEFT LEFT",
+    "LMOVE l l LEFT RIGHT",
+    "RPOPLPUSH l none",
+    "COPY s h",
+    "COPY s h REPLACE",
+    "RENAME s s",
+    "RENAMENX s h",
+    "RENAME s none",
+    "SINTERSTORE a a a",
+    "SUNIONSTORE none none2",
+    "SDIFFSTORE a none",
+    "DEL none",
+    "DEL s",
+    "TOUCH s",
+    "SET none 1;DEL none",
+    "RPUSH none 1;LPOP none",
+    "SADD none m;SREM none m",
+    "HSET none f v;HDEL none f",
+    "SET none 1;EXPIRE none -1",
+];
+
+/// A transaction is not carried out when a key that it watches was touched: also one that was made and removed meanwhile.
+#[test]
+fn a_watched_key_is_touched_by_what_touches_it_in_redis() {
+    own_network();
+    let Some(redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let socket = redis.folder.path().join("redis");
+    let mut ours = [serving.connect(), serving.connect()];
+    let connect = || Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
+    let mut theirs = [connect(), connect()];
+    for touching in TOUCHING {
+        for key in ["a", "b", "l", "h", "z", "s", "n", "none"] {
+            let told = [touched(&mut ours, touching, key), touched(&mut theirs, touching, key)];
+            assert_eq!(told[0], told[1], "{touching}: {key}");
+        }
+    }
+    serving.stop();
+}
+
+/// What `EXEC` tells one of two clients that watches a key, when the other one did this.
+fn touched<S: Read + Write>([watcher, other]: &mut [Client<S>; 2], touching: &str, key: &str) -> Vec<String> {
+    let there = ["SADD a m x", "SADD b m y", "RPUSH l 1 2", "HSET h f v n 1", "ZADD z 1 m", "SET s v", "SET n 1"];
+    for command in ["FLUSHALL"].iter().chain(&there) {
+        other.ask(command);
+    }
+    watcher.ask(&format!("WATCH {key}"));
+    let mut told: Vec<String> = touching.split(';').map(|command| other.ask(command)).collect();
+    told.extend(["MULTI", "PING", "EXEC"].map(|command| watcher.ask(command)));
+    told
+}
 
 #[test]
 fn it_answers_what_redis_answers() {

@@ -144,7 +144,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.shape as u8];
         bytes.extend_from_slice(&self.count.to_le_bytes());
         bytes.extend_from_slice(&self.first.to_le_bytes());

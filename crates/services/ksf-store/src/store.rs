@@ -42,6 +42,8 @@ pub struct Store {
     /// Keys that are not gone.
     keys: AtomicUsize,
     next_version: AtomicU64,
+    /// The largest version of a tombstone that was taken out of the index.
+    forgotten_version: AtomicU64,
     promises: Mutex<Promises>,
     /// Of each log, how far replies may tell of it.
     promised: Box<[AtomicU64]>,
@@ -345,6 +347,20 @@ impl Store {
     /// The version of the last flush, 0 without one: no record of a smaller version counts.
     pub fn flushed(&self) -> u64 {
         self.flushed.version.load(Ordering::Acquire)
+    }
+
+    /// The version of the next write, or a smaller one.
+    pub(crate) fn next_version(&self) -> u64 {
+        self.next_version.load(Ordering::Relaxed)
+    }
+
+    /// A version that no write has.
+    pub(crate) fn take_version(&self) -> u64 {
+        self.next_version.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn forgotten_version(&self) -> u64 {
+        self.forgotten_version.load(Ordering::Relaxed)
     }
 
     /// How far replies may tell of a log.
@@ -1177,7 +1193,10 @@ impl Store {
                 return Ok(Fate::Outdated(older(None)));
             }
             match base.value {
-                Value::Gone if base.is_settled() => drop(locked.remove(record.key)),
+                Value::Gone if base.is_settled() => {
+                    self.forgotten_version.fetch_max(base.origin.version, Ordering::Relaxed);
+                    locked.remove(record.key);
+                }
                 Value::Cells(head) if base.is_settled() => {
                     let (head, expires_ms) = (head.to_vec(), base.expires_ms);
                     let origin = Origin { version: base.origin.version, ..Origin::default() };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::away::{Missing, Values, Wanted};
-use crate::cells::{self, Part, Shape, cell_key, place_of, score_of, score_order};
+use crate::cells::{self, Head, Part, Shape, cell_key, place_of, score_of, score_order};
 use crate::format::{Kind, Record};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
@@ -130,6 +130,15 @@ impl Change<'_> {
     }
 }
 
+/// A key as somebody saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The version of its last write; `None`: it was not there.
+    version: Option<u64>,
+    /// What is written later has this version, or a larger one.
+    before: u64,
+}
+
 impl<'l, 'k> View<'l, 'k> {
     pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
         let mut needs = Needs::default();
@@ -161,6 +170,29 @@ impl<'l, 'k> View<'l, 'k> {
         self.store.note(&mut self.needs, &entry);
         let sources = Sources { values: self.values.as_deref(), missing: Some(&self.missing) };
         got(&entry, self.now_ms, sources)
+    }
+
+    /// The key as it is now, so that a change can be [seen](Self::has_changed) later.
+    pub fn see(&mut self, key: &[u8]) -> Seen {
+        let version = self.get(key).map(|got| got.version);
+        Seen { version, before: self.store.next_version() }
+    }
+
+    /// Whether something was written to a key since it was [seen](Self::see): also if it was not there, and is not there now. Where what is
+    /// known of a key that is gone went meanwhile, or all keys were taken out, a key that was not there counts as changed.
+    pub fn has_changed(&mut self, key: &[u8], seen: Seen) -> bool {
+        let version = self.get(key).map(|got| got.version);
+        if version.is_some() || version != seen.version {
+            return version != seen.version;
+        }
+        let last = match self.locked.get(key) {
+            Some(entry) => match entry.value {
+                Value::Cells(head) => Head::decode(head).version.max(entry.origin.version),
+                _ => entry.origin.version,
+            },
+            None => self.store.forgotten_version().max(self.store.flushed()),
+        };
+        last >= seen.before
     }
 
     /// Bytes of memory that a key takes with what it has there: those of every cell among them.
@@ -422,6 +454,14 @@ impl<'l, 'k> Update<'l, 'k> {
             self.remove(from);
         }
         Ok(is_there)
+    }
+
+    /// Has those who watch a key that has cells see a write, though there is nothing to change. It is no write: nothing is logged.
+    pub fn touch(&mut self, key: &[u8]) {
+        let View { store, locked, .. } = &mut self.view;
+        let Some(Entry { value: Value::Cells(head), origin, expires_ms, older, .. }) = locked.get(key) else { return };
+        let head = Head { version: store.take_version(), ..Head::decode(head) }.encode();
+        locked.set(&Entry { key, value: Value::Cells(&head), origin, expires_ms, older });
     }
 
     /// Takes a key out. True if it was there.

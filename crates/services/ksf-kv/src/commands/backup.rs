@@ -45,7 +45,7 @@ pub(super) fn ksf_backup(call: &mut Call<'_, '_>) -> Result {
             let subcommand = String::from_utf8_lossy(&subcommand).to_ascii_lowercase();
             Err(Failed(format!("ERR wrong number of arguments for 'ksf.backup|{subcommand}' command")))
         }
-        _ => Err(super::unknown(call.args)),
+        _ => Err(super::unknown(call)),
     }
 }
 

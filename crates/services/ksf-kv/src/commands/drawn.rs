@@ -2,7 +2,7 @@
 
 use ksf_store::update::View;
 
-use super::{Result, random};
+use super::{Call, Failed, Result, random};
 
 /// Most cells that are drawn if each may come again.
 const DRAWN_MAX: u64 = 1 << 20;
@@ -11,6 +11,16 @@ const ONE_BY_ONE_MAX: u64 = 16;
 
 /// A subkey and its value.
 pub(super) type Cell = (Vec<u8>, Vec<u8>);
+
+/// How many are asked for by an argument.
+pub(super) fn count(call: &Call<'_, '_>, at: usize) -> Result<i64> {
+    let count = call.integer(at)?;
+    if count == i64::MIN {
+        let (min, max) = (-i64::MAX, i64::MAX);
+        return Err(Failed(format!("ERR value is out of range, value must between {min} and {max}")));
+    }
+    Ok(count)
+}
 
 /// So many cells of a key: each at most once if `count` is positive, else any of them, again and again. `takes` takes room
 /// for one, and is not asked again once there is none.

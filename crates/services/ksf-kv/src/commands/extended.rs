@@ -4,6 +4,8 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use super::{Hexadecimal, hexadecimal};
+
 /// `mantissa * 2^exponent`. The highest bit of a mantissa is set, but for 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extended {
@@ -54,6 +56,17 @@ impl Number {
         }
         if text.len() >= TEXT_BYTES_MAX {
             return None;
+        }
+        if let [b'0', b'x' | b'X', digits @ ..] = rest {
+            let Hexadecimal { mantissa, exponent } = hexadecimal(digits)?;
+            if mantissa == 0 {
+                return Some(Self::ZERO);
+            }
+            let shift = mantissa.leading_zeros();
+            let exponent = i32::try_from(exponent - i64::from(shift)).ok()?;
+            let number = Extended { is_negative, mantissa: mantissa << shift, exponent };
+            let is_in_range = (LOWEST_BIT..=HIGHEST_BIT).contains(&exponent.saturating_add(63));
+            return is_in_range.then_some(Self::Finite(number));
         }
         let exponent_at = rest.iter().position(|byte| byte.eq_ignore_ascii_case(&b'e'));
         let (digits, mut power) = match exponent_at {

@@ -155,7 +155,7 @@ pub(super) fn hincrbyfloat(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
-    let count = if call.args.len() > 2 { Some(call.integer(2)?) } else { None };
+    let count = if call.args.len() > 2 { Some(super::drawn::count(call, 2)?) } else { None };
     let with_values = match call.args.get(3) {
         None => false,
         Some(option) if option.eq_ignore_ascii_case(b"WITHVALUES") && call.args.len() == 4 => true,

@@ -187,7 +187,7 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
                         found |= *literal == byte;
                         at += 2;
                     }
-                    [low, b'-', high, ..] if *high != b']' => {
+                    [low, b'-', high, ..] => {
                         found |= (*low.min(high)..=*low.max(high)).contains(&byte);
                         at += 3;
                     }

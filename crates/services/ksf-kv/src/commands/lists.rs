@@ -237,6 +237,9 @@ pub(super) fn ltrim(call: &mut Call<'_, '_>) -> Result {
             update.remove(key);
             return Ok::<_, Failed>(());
         }
+        if kept == (0..extent.count) {
+            update.touch(key);
+        }
         let places = (0..kept.start).chain((kept.end..extent.count).rev());
         for at in places {
             update.remove_cell(key, &place_key(extent.first + at));

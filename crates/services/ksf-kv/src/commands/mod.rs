@@ -158,6 +158,8 @@ pub(crate) struct Done {
     pub(crate) file: Option<FileRange>,
     /// The reply leaves at this time, in milliseconds since 1970, and the commands behind it wait for it.
     pub(crate) until_ms: Option<u64>,
+    /// What is said in place of the text of the error, which need not be a text.
+    error_bytes: Option<Vec<u8>>,
 }
 
 /// A command at work.
@@ -270,7 +272,8 @@ fn run(call: &mut Call<'_, '_>) {
     let start = call.out.len();
     if let Err(Failed(text)) = dispatch(call) {
         call.out.truncate(start);
-        call.write().error(&text);
+        let bytes = call.done.error_bytes.take().unwrap_or(text.into_bytes());
+        call.write().error_bytes(&bytes);
     }
 }
 
@@ -299,11 +302,17 @@ fn dispatch(call: &mut Call<'_, '_>) -> Result {
 
 /// The command that is asked for, if it may be carried out here.
 fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
-    let Some(asked) = Asked::of(call.args) else { return Err(unknown(call.args)) };
+    let Some(asked) = Asked::of(call.args) else { return Err(unknown(call)) };
     if call.tx.is_none() {
         call.session.client.asks(asked.number, call.clock.now_ms);
     }
     if !asked.takes(call.args.len()) {
+        if asked.name() == "exec" {
+            call.session.transaction = Transaction::default();
+            return Err(
+                "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command".into()
+            );
+        }
         return Err(Failed(format!("ERR wrong number of arguments for '{}' command", asked.name())));
     }
     match call.session.standing {
@@ -352,30 +361,39 @@ pub(crate) fn ends_connection(command: &[u8], spans: &Spans) -> std::result::Res
 }
 
 /// The error for a first line that has no command, in the words of Redis; `None`: the connection ends without one.
-pub(crate) fn unknown_line(line: &[u8]) -> Option<String> {
+pub(crate) fn unknown_line(line: &[u8]) -> Option<Vec<u8>> {
     if ends_connection(line, &Spans::default()).unwrap_or(true) {
         return None;
     }
     let arguments = resp::inline(line).ok()?;
     let arguments: Vec<&[u8]> = arguments.iter().map(|argument| &argument[..]).collect();
-    if arguments.is_empty() { None } else { Some(unknown(&arguments).0) }
+    if arguments.is_empty() { None } else { Some(unknown_text(&arguments)) }
 }
 
-/// As Redis says it.
-fn unknown(args: &[&[u8]]) -> Failed {
-    let short = |argument: &[u8]| String::from_utf8_lossy(&argument[..argument.len().min(128)]).into_owned();
+fn unknown(call: &mut Call<'_, '_>) -> Failed {
+    call.done.error_bytes = Some(unknown_text(call.args));
+    Failed("ERR unknown command".to_owned())
+}
+
+/// As Redis says it, with the bytes that were sent.
+fn unknown_text(args: &[&[u8]]) -> Vec<u8> {
+    const BYTES_MAX: usize = 128;
+    // It takes them for texts of C.
+    let short = |argument: &[u8], bytes_max: usize| {
+        let text = argument.split(|byte| *byte == 0).next().unwrap_or_default();
+        text[..text.len().min(bytes_max)].to_vec()
+    };
+    let name = short(args[0], BYTES_MAX);
     if table::find(args[0]).is_some() && args.len() > 1 {
-        let name = short(args[0]).to_ascii_uppercase();
-        return Failed(format!("ERR unknown subcommand '{}'. Try {name} HELP.", short(args[1])));
+        let (subcommand, name) = (short(args[1], BYTES_MAX), name.to_ascii_uppercase());
+        return [b"ERR unknown subcommand '", &subcommand[..], b"'. Try ", &name, b" HELP."].concat();
     }
-    let mut text = format!("ERR unknown command '{}', with args beginning with: ", short(args[0]));
+    let mut others = Vec::new();
     for argument in &args[1..] {
-        if text.len() > 128 {
-            break;
-        }
-        text.push_str(&format!("'{}' ", short(argument)));
+        let Some(left) = BYTES_MAX.checked_sub(others.len()).filter(|left| *left > 0) else { break };
+        others.extend_from_slice(&[b"'", &short(argument, left)[..], b"' "].concat());
     }
-    Failed(text)
+    [b"ERR unknown command '", &name[..], b"', with args beginning with: ", &others].concat()
 }
 
 impl<'a> Call<'_, 'a> {
@@ -472,10 +490,104 @@ pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0_u64)
 }
 
-/// A number with a fraction as Redis takes it.
+/// A number with a fraction as Redis takes it: decimal or hexadecimal, and not one that is too large or too small for 64 bits.
 pub(crate) fn float(bytes: &[u8]) -> Option<f64> {
-    let number: f64 = std::str::from_utf8(bytes).ok()?.parse().ok()?;
-    (!number.is_nan()).then_some(number)
+    let (number, is_in_range) = strtod(bytes)?;
+    is_in_range.then_some(number)
+}
+
+/// A bound of scores as Redis takes it: also with spaces in front, of any size, and nothing for 0. What is behind a byte 0 is not
+/// looked at.
+pub(crate) fn float_bound(bytes: &[u8]) -> Option<f64> {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0x0b;
+    let number_at = text.iter().position(|byte| !is_space(byte)).unwrap_or(0);
+    if text.is_empty() { Some(0.0) } else { strtod(&text[number_at..]).map(|(number, _)| number) }
+}
+
+/// What strtod(3) reads, if that is the whole text and a number; false if it is too large or too small.
+fn strtod(text: &[u8]) -> Option<(f64, bool)> {
+    let (sign, rest) = match text {
+        [b'-', rest @ ..] => (-1.0, rest),
+        [b'+', rest @ ..] => (1.0, rest),
+        rest => (1.0, rest),
+    };
+    if rest.eq_ignore_ascii_case(b"inf") || rest.eq_ignore_ascii_case(b"infinity") {
+        return Some((sign * f64::INFINITY, true));
+    }
+    let (number, is_zero): (f64, _) = match rest {
+        [b'0', b'x' | b'X', digits @ ..] => {
+            let Hexadecimal { mantissa, exponent } = hexadecimal(digits)?;
+            (scaled(mantissa as f64, exponent), mantissa == 0)
+        }
+        _ => {
+            if !rest.iter().all(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-')) {
+                return None;
+            }
+            let mut mantissa = rest.split(|byte| byte.eq_ignore_ascii_case(&b'e')).next()?.iter();
+            let is_zero = mantissa.all(|byte| matches!(byte, b'0' | b'.'));
+            // A second sign is none.
+            let unsigned = std::str::from_utf8(rest).ok().filter(|text| !text.starts_with(['+', '-']))?;
+            (unsigned.parse().ok()?, is_zero)
+        }
+    };
+    Some((sign * number, number.is_finite() && (number != 0.0 || is_zero)))
+}
+
+/// `mantissa * 2^exponent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hexadecimal {
+    mantissa: u64,
+    exponent: i64,
+}
+
+/// Largest power that is looked at, up or down: more than any number has.
+const EXPONENT_MAX: i64 = 1 << 32;
+
+/// What is behind the `0x`: digits, of which some may be behind a point, and a power of two. What does not fit into 64 bits is in the lowest
+/// one, as far as rounding is concerned.
+fn hexadecimal(text: &[u8]) -> Option<Hexadecimal> {
+    let power_at = text.iter().position(|byte| byte.eq_ignore_ascii_case(&b'p'));
+    let (digits, mut exponent) = match power_at {
+        Some(at) => {
+            let power = std::str::from_utf8(&text[at + 1..]).ok()?;
+            let number = power.strip_prefix(['+', '-']).unwrap_or(power);
+            if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+                return None;
+            }
+            let number = number.parse().unwrap_or(EXPONENT_MAX).min(EXPONENT_MAX);
+            (&text[..at], if power.starts_with('-') { -number } else { number })
+        }
+        None => (text, 0),
+    };
+    let (mut mantissa, mut is_behind, mut count) = (0_u64, false, 0);
+    for byte in digits {
+        if *byte == b'.' && !is_behind {
+            is_behind = true;
+            continue;
+        }
+        let digit = u64::from(char::from(*byte).to_digit(16)?);
+        count += 1;
+        if mantissa >> 60 == 0 {
+            mantissa = mantissa << 4 | digit;
+            exponent -= 4 * i64::from(is_behind);
+        } else {
+            mantissa |= u64::from(digit != 0);
+            exponent += 4 * i64::from(!is_behind);
+        }
+    }
+    (count > 0).then_some(Hexadecimal { mantissa, exponent })
+}
+
+fn scaled(mut number: f64, exponent: i64) -> f64 {
+    // In steps, of which each factor is exact.
+    let mut left = exponent.clamp(-3000, 3000) as i32;
+    while left != 0 {
+        let step = left.clamp(-900, 900);
+        number *= 2_f64.powi(step);
+        left -= step;
+    }
+    number
 }
 
 /// A number as Redis takes it: no sign but a minus, no spaces, no leading zeros.
@@ -492,6 +604,40 @@ mod tests {
     fn numbers_are_as_strict_as_those_of_redis() {
         for (text, number) in [("0", Some(0)), ("-5", Some(-5)), ("+5", None), ("05", None), (" 5", None), ("", None)] {
             assert_eq!(integer(text.as_bytes()), number, "{text}");
+        }
+    }
+
+    #[test]
+    fn fractions_are_as_strict_as_those_of_redis() {
+        let (none, inf) = (None, Some(f64::INFINITY));
+        for (text, number, bound) in [
+            ("1.", Some(1.0), Some(1.0)),
+            (".5", Some(0.5), Some(0.5)),
+            ("-0x1.8p1", Some(-3.0), Some(-3.0)),
+            ("0x10", Some(16.0), Some(16.0)),
+            ("0x1p-1074", Some(5e-324), Some(5e-324)),
+            ("0x1p-1080", none, Some(0.0)),
+            ("0x1p99999999999999999999", none, inf),
+            ("0x0p9999", Some(0.0), Some(0.0)),
+            ("Infinity", inf, inf),
+            ("1e400", none, inf),
+            ("1e-400", none, Some(0.0)),
+            ("0e400", Some(0.0), Some(0.0)),
+            ("", none, Some(0.0)),
+            (" 1", none, Some(1.0)),
+            ("  ", none, none),
+            ("1 ", none, none),
+            ("1\x002", none, Some(1.0)),
+            ("--1", none, none),
+            ("nan", none, none),
+            ("0x", none, none),
+            ("0x1p", none, none),
+            ("0x.p1", none, none),
+            ("1_0", none, none),
+            ("1e", none, none),
+        ] {
+            assert_eq!(float(text.as_bytes()), number, "{text}");
+            assert_eq!(float_bound(text.as_bytes()), bound, "{text}");
         }
     }
 }

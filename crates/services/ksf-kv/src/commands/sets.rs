@@ -106,7 +106,7 @@ pub(super) fn spop(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn srandmember(call: &mut Call<'_, '_>) -> Result {
     let count = match call.args[2..] {
         [] => None,
-        [_] => Some(call.integer(2)?),
+        [_] => Some(super::drawn::count(call, 2)?),
         _ => return Err(SYNTAX.into()),
     };
     let (key, mut room) = (call.args[1], call.room());
@@ -136,7 +136,10 @@ pub(super) fn smove(call: &mut Call<'_, '_>) -> Result {
         }
         if from != to {
             update.remove_cell(from, member);
-            update.set_cell(to, Shape::Set, member, &[]);
+            // One that has it is not touched.
+            if update.cell(to, member).is_none() {
+                update.set_cell(to, Shape::Set, member, &[]);
+            }
         }
         Ok(true)
     })??;

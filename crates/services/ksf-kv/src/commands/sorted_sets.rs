@@ -4,7 +4,7 @@ use ksf_proto::resp::Version;
 use ksf_store::cells::{Shape, score_of, score_value};
 use ksf_store::update::View;
 
-use super::{Call, Failed, NOT_A_FLOAT, Result, Room, SYNTAX, float, shaped};
+use super::{Call, Failed, NOT_A_FLOAT, Result, Room, SYNTAX, float, float_bound, shaped};
 
 type Members = Vec<(Vec<u8>, f64)>;
 
@@ -197,7 +197,7 @@ impl Bound {
             [b'(', number @ ..] => (true, number),
             number => (false, number),
         };
-        let score = float(number).ok_or("ERR min or max is not a float")?;
+        let score = float_bound(number).ok_or("ERR min or max is not a float")?;
         Ok(Self { score, open })
     }
 }

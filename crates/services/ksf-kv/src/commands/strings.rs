@@ -79,28 +79,54 @@ fn end_of(amount: i64, unit_ms: i64, base_ms: u64, command: &str) -> Result<u64>
     end.and_then(|end| u64::try_from(end).ok()).ok_or_else(invalid)
 }
 
+/// The option that says when a key ends. It may come again, and counts the last time; another one beside it may not.
+#[derive(Default)]
+struct End {
+    /// Its name in capitals, and where its argument is.
+    given: Option<(Vec<u8>, usize)>,
+}
+
+impl End {
+    fn is_given(&self) -> bool {
+        self.given.is_some()
+    }
+
+    /// Whether the option at a place is this one, with an argument behind it.
+    fn takes(&mut self, option: &[u8], at: usize, count: usize) -> bool {
+        let is_known = matches!(option, b"EX" | b"PX" | b"EXAT" | b"PXAT");
+        let is_alike = self.given.as_ref().is_none_or(|(before, _)| before == option);
+        let takes = is_known && is_alike && at + 1 < count;
+        if takes {
+            self.given = Some((option.to_vec(), at + 1));
+        }
+        takes
+    }
+
+    /// When the key ends, if that is said.
+    fn read(&self, call: &Call<'_, '_>, command: &str) -> Result<Option<u64>> {
+        let Some((option, at)) = &self.given else { return Ok(None) };
+        let unit_ms = if option.starts_with(b"E") { 1000 } else { 1 };
+        let base_ms = if option.ends_with(b"AT") { 0 } else { call.clock.now_ms };
+        Ok(Some(end_of(call.integer(*at)?, unit_ms, base_ms, command)?))
+    }
+}
+
 pub(super) fn set(call: &mut Call<'_, '_>) -> Result {
-    let mut options = SetOptions::default();
+    let (mut options, mut end) = (SetOptions::default(), End::default());
     let mut at = 3;
     while let Some(option) = call.args.get(at) {
         let option = option.to_ascii_uppercase();
-        let timed = options.expires_ms.is_some() || options.keep_ttl;
         match &option[..] {
             b"NX" if !options.if_present => options.if_absent = true,
             b"XX" if !options.if_absent => options.if_present = true,
             b"GET" => options.get = true,
-            b"KEEPTTL" if !timed => options.keep_ttl = true,
-            b"EX" | b"PX" | b"EXAT" | b"PXAT" if !timed && at + 1 < call.args.len() => {
-                at += 1;
-                let amount = call.integer(at)?;
-                let unit_ms = if option.starts_with(b"E") { 1000 } else { 1 };
-                let base_ms = if option.ends_with(b"AT") { 0 } else { call.clock.now_ms };
-                options.expires_ms = Some(end_of(amount, unit_ms, base_ms, "set")?);
-            }
+            b"KEEPTTL" if !end.is_given() => options.keep_ttl = true,
+            _ if !options.keep_ttl && end.takes(&option, at, call.args.len()) => at += 1,
             _ => return Err(SYNTAX.into()),
         }
         at += 1;
     }
+    options.expires_ms = end.read(call, "set")?;
     let (key, value, mut room) = (call.args[1], call.args[2], call.room());
     let (was, before) = call.update(&[key], |update| {
         let got = update.get(key);
@@ -176,21 +202,20 @@ pub(super) fn getdel(call: &mut Call<'_, '_>) -> Result {
 
 pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
     let key = call.args[1];
-    // What becomes of the end of the key: `None` leaves it as it is.
-    let end = match call.args[2..] {
-        [] => None,
-        [option] if option.eq_ignore_ascii_case(b"PERSIST") => Some(None),
-        [option, _] => {
-            let option = option.to_ascii_uppercase();
-            if !matches!(&option[..], b"EX" | b"PX" | b"EXAT" | b"PXAT") {
-                return Err(SYNTAX.into());
-            }
-            let unit_ms = if option.starts_with(b"E") { 1000 } else { 1 };
-            let base_ms = if option.ends_with(b"AT") { 0 } else { call.clock.now_ms };
-            Some(Some(end_of(call.integer(3)?, unit_ms, base_ms, "getex")?))
+    let (mut given, mut persists, mut at) = (End::default(), false, 2);
+    while let Some(option) = call.args.get(at) {
+        let option = option.to_ascii_uppercase();
+        if option == b"PERSIST" && !given.is_given() {
+            persists = true;
+        } else if !persists && given.takes(&option, at, call.args.len()) {
+            at += 1;
+        } else {
+            return Err(SYNTAX.into());
         }
-        _ => return Err(SYNTAX.into()),
-    };
+        at += 1;
+    }
+    // What becomes of the end of the key: `None` leaves it as it is.
+    let end = if persists { Some(None) } else { given.read(call, "getex")?.map(Some) };
     let (now_ms, mut room) = (call.clock.now_ms, call.room());
     let value = call.update(&[key], |update| {
         let Some(got) = string(update.get(key))? else { return Ok::<_, Failed>(None) };

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use ksf_proto::resp::Writer;
+use ksf_store::update::Seen;
 
 use super::table::Asked;
 use super::{Call, Done, Failed, Result, run};
@@ -22,8 +23,8 @@ pub(crate) struct Transaction {
     queue: Option<Vec<Vec<Vec<u8>>>>,
     /// One of them was refused.
     refused: bool,
-    /// What is watched, with the versions that were seen.
-    watched: Vec<(Vec<u8>, Option<u64>)>,
+    /// What is watched, as it was seen.
+    watched: Vec<(Vec<u8>, Seen)>,
     bytes: usize,
 }
 
@@ -110,10 +111,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>) -> Result {
     }
     let keys = &call.args[1..];
     call.session.transaction.take_bytes(keys)?;
-    let seen = call.read(keys, |view| {
-        let version = |key: &&[u8]| (key.to_vec(), view.get(key).map(|got| got.version));
-        keys.iter().map(version).collect::<Vec<_>>()
-    });
+    let seen = call.read(keys, |view| keys.iter().map(|key| (key.to_vec(), view.see(key))).collect::<Vec<_>>());
     call.session.transaction.watched.extend(seen);
     call.write().ok();
     Ok(())
@@ -147,7 +145,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     let (version, mut out) = (session.version, std::mem::take(call.out));
     let values = shard.shard.values();
     let done = store.update(values, &keys, clock, |mut update| {
-        if watched.iter().any(|(key, version)| update.get(key).map(|got| got.version) != *version) {
+        if watched.iter().any(|(key, seen)| update.view().has_changed(key, *seen)) {
             Writer::new(&mut out, version).null_array();
             return shard.shard.commit(update, clock).map(|needs| (needs, false));
         }
