@@ -1,16 +1,17 @@
 //! The medium on a disk: a folder with a superblock and a file for each log.
 //!
 //! ```text
+//!   DIR               of its owner alone, as all that is in it
 //!   DIR/lock          held while a process has the store open
 //!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started
 //!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata;
 //!                     `log-000.new` until that is done; behind the places, if it was ever mapped, the journal
 //! ```
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -87,6 +88,16 @@ pub enum DiskError {
         /// What is missing.
         source: io::Error,
     },
+    /// Its folder is that of another user.
+    #[error("{} belongs to user {owner}, and this process is user {user}", .path.display())]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// Number of its user.
+        owner: u32,
+        /// Number of the effective user of this process.
+        user: u32,
+    },
     /// Another process has it open.
     #[error("{} is open in another process", .0.display())]
     InUse(PathBuf),
@@ -101,6 +112,22 @@ pub enum DiskError {
     /// There is no superblock that makes sense, and logs are there.
     #[error("{} has logs and no superblock that can be read; restore it from a backup", .0.display())]
     NoSuperblock(PathBuf),
+    /// The file of a log is gone.
+    #[error("{} is missing, and the store is not whole without it; load a backup into a new folder", .0.display())]
+    NoLog(PathBuf),
+    /// The file of a log is shorter than it was made.
+    #[error(
+        "{} has {bytes} bytes, and was made with {log_bytes}: it was cut; load a backup into a new folder",
+        .path.display()
+    )]
+    ShortLog {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it has.
+        bytes: u64,
+        /// Bytes that it had.
+        log_bytes: u64,
+    },
     /// There is nothing that would be a store.
     #[error("there is no store in {}", .0.display())]
     NoStore(PathBuf),
@@ -229,7 +256,7 @@ impl Disk {
     pub fn open(folder: &Path, options: DiskOptions) -> Result<Self, DiskError> {
         make_folder(folder)?;
         let lock_path = folder.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = own().create(true).truncate(false).write(true).open(&lock_path).and_then(keep_private);
         let lock = take(lock.map_err(io_error("opening", &lock_path))?, folder)?;
         let medium = options.medium;
         medium::suits(medium, &lock.0).map_err(|why| medium_error(medium, "looking at", folder, why))?;
@@ -237,6 +264,18 @@ impl Disk {
         let before = read_superblock(folder)?;
         let there = logs_there(folder);
         let (mut now, copy) = match before {
+            // No start has made its logs, and what it was to be made with may not have fitted.
+            Some((before, _)) if before.logs == 0 && there == 0 => {
+                let new = Superblock {
+                    segment_bytes: options.segment_bytes.next_multiple_of(BLOCK_BYTES as u64),
+                    places: options.places,
+                    ..before
+                };
+                for copy in [0, 1] {
+                    write_superblock(&superblock_path, &new, copy).map_err(io_error("writing", &superblock_path))?;
+                }
+                (new, 0)
+            }
             Some(before) => before,
             None if there > 0 => return Err(DiskError::NoSuperblock(folder.to_owned())),
             None => {
@@ -261,8 +300,9 @@ impl Disk {
         let (mut media, mut logs, mut direct) = (Vec::new(), Vec::new(), true);
         let mut open = |log, media: &mut Vec<LogFile>| {
             let path = log_path(folder, log);
-            let file = OpenOptions::new().read(true).write(true).open(&path).map_err(io_error("opening", &path))?;
-            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+            let file = own().read(true).write(true).open(&path).and_then(keep_private);
+            let file = whole_log(&path, file, segment_bytes * u64::from(places))?;
+            let flags = (rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::NOFOLLOW).bits() as i32;
             let open_direct = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path).ok();
             // Of one that is mapped, values are read by its file.
             let written = match (!medium.is_mapped()).then(open_direct).flatten() {
@@ -289,10 +329,18 @@ impl Disk {
         let mut found = Found::read_all(geometry, &media, threads)?;
         cut_by_links(&mut found)?;
         // What is there can be read: until here nothing was changed.
-        for log in known..wanted {
+        let made = (known..wanted).try_for_each(|log| {
             make_log(&log_path(folder, log), segment_bytes, places)?;
             open(log, &mut media)?;
             found.push(Found::of_new(log, geometry, places));
+            Ok::<_, DiskError>(())
+        });
+        if let Err(error) = made {
+            // Of a store that was never there nothing is left that would fill the disk, or be as long for ever.
+            if now.logs == 0 && there == 0 {
+                (known..wanted).for_each(|log| drop(fs::remove_file(log_path(folder, log))));
+            }
+            return Err(error);
         }
         (now.logs, now.has_journals) = (wanted, medium.is_mapped());
         // What a superblock lost, the logs know: no two starts have one number.
@@ -394,7 +442,7 @@ impl Disk {
 
     fn files(folder: &Path) -> Result<(Lock, Superblock, Vec<LogFile>), DiskError> {
         let lock_path = folder.join("lock");
-        let lock = match File::open(&lock_path) {
+        let lock = match own().read(true).open(&lock_path) {
             Ok(lock) => take(lock, folder)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoStore(folder.to_owned())),
             Err(error) => return Err(io_error("opening", &lock_path)(error)),
@@ -406,7 +454,7 @@ impl Disk {
         let (places, segment_bytes) = (superblock.places, superblock.segment_bytes);
         let open = |log| {
             let path = log_path(folder, log);
-            let file = File::open(&path).map_err(io_error("opening", &path))?;
+            let file = whole_log(&path, own().read(true).open(&path), segment_bytes * u64::from(places))?;
             lock_log(&file, &path, File::try_lock_shared, LATE_WRITES_TIMEOUT)?;
             LogFile::of(file, places, segment_bytes).map_err(io_error("reading", &path))
         };
@@ -418,6 +466,19 @@ impl Disk {
     pub fn folder(&self) -> &Path {
         &self.folder
     }
+}
+
+/// The file of a log that is as long as it was made.
+fn whole_log(path: &Path, opened: io::Result<File>, log_bytes: u64) -> Result<File, DiskError> {
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoLog(path.to_owned())),
+        opened => opened.map_err(io_error("opening", path))?,
+    };
+    let bytes = file.metadata().map_err(io_error("looking at", path))?.len();
+    if bytes < log_bytes {
+        return Err(DiskError::ShortLog { path: path.to_owned(), bytes, log_bytes });
+    }
+    Ok(file)
 }
 
 /// Takes the lock of a folder.
@@ -473,8 +534,9 @@ fn holder_of(file: &File) -> String {
 /// The newer copy of the superblock and its number; `None` if there is none that can be read.
 fn read_superblock(folder: &Path) -> Result<Option<(Superblock, u32)>, DiskError> {
     let path = folder.join("superblock");
-    let read = match fs::read(&path) {
-        Ok(bytes) => bytes,
+    let mut bytes = Vec::new();
+    let read = match own().read(true).open(&path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        Ok(_) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(io_error("reading", &path)(error)),
     };
@@ -507,7 +569,7 @@ fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskErro
     const PIECE_BYTES: u64 = 1 << 20;
     let new = path.with_extension("new");
     let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        let mut file = own().create(true).truncate(true).write(true).open(&new)?;
         let zeros = vec![0; PIECE_BYTES as usize];
         let mut left = segment_bytes * u64::from(places);
         while left > 0 {
@@ -526,16 +588,49 @@ fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskErro
 }
 
 fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Result<()> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    let file = own().create(true).truncate(false).write(true).open(path).and_then(keep_private)?;
     file.write_all_at(&superblock.encode(), u64::from(copy) * BLOCK_BYTES as u64)?;
     file.sync_all()
 }
 
-/// Makes the folder and those that it lies in, so that a loss of power leaves their names, too.
+/// How a file of a store is opened: never one that a link names, and a new one is for its owner alone.
+fn own() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(PRIVATE_FILE).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options
+}
+
+const PRIVATE_FILE: u32 = 0o600;
+const PRIVATE_FOLDER: u32 = 0o700;
+
+/// Takes a file from all but its owner: who may read it may lock it.
+fn keep_private(file: File) -> io::Result<File> {
+    if file.metadata()?.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(PRIVATE_FILE))?;
+    }
+    Ok(file)
+}
+
+/// Makes the folder and those that it lies in, so that a loss of power leaves their names, too. It is for its owner alone from then on, also
+/// if it was there.
 fn make_folder(folder: &Path) -> Result<(), DiskError> {
     let new: Vec<&Path> =
         folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
-    fs::create_dir_all(folder).map_err(io_error("making", folder))?;
+    if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(io_error("making", parent))?;
+    }
+    match DirBuilder::new().mode(PRIVATE_FOLDER).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(io_error("making", folder)(error)),
+        _ => {}
+    }
+    let there = fs::metadata(folder).map_err(io_error("looking at", folder))?;
+    let (owner, user) = (there.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(DiskError::Foreign { path: folder.to_owned(), owner, user });
+    }
+    if there.mode() & 0o077 != 0 {
+        fs::set_permissions(folder, Permissions::from_mode(PRIVATE_FOLDER)).map_err(io_error("closing", folder))?;
+    }
     let parents = new.into_iter().filter_map(Path::parent);
     parents.map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent }).try_for_each(sync_folder)
 }
@@ -550,7 +645,7 @@ fn repair(path: &Path, segment_bytes: u64, repairs: &[Repair]) -> Result<(), Dis
         return Ok(());
     }
     let write = || -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(path)?;
+        let file = own().write(true).open(path)?;
         for Repair { place, offset, bytes } in repairs {
             file.write_all_at(bytes, u64::from(*place) * segment_bytes + offset)?;
             file.sync_data()?;
@@ -802,6 +897,73 @@ mod tests {
             opening.join().unwrap()
         });
         assert_eq!(opened.unwrap(), 2);
+    }
+
+    /// Whoever may read the lock may hold it, and a link may name a file of anybody.
+    #[test]
+    fn a_store_is_for_its_owner_alone() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("around").join("store");
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+        drop(Disk::open(&folder, options).unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let files = ["lock", "superblock", "log-000"].map(|name| folder.join(name));
+        assert_eq!((mode(&folder), files.each_ref().map(|file| mode(file))), (0o700, [0o600; 3]));
+        // As a version of before left it.
+        files.iter().for_each(|file| fs::set_permissions(file, Permissions::from_mode(0o644)).unwrap());
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        drop(Disk::open(&folder, options).unwrap());
+        assert_eq!((mode(&folder), files.each_ref().map(|file| mode(file))), (0o700, [0o600; 3]));
+        for file in &files {
+            let elsewhere = outer.path().join("elsewhere");
+            fs::rename(file, &elsewhere).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, file).unwrap();
+            assert!(matches!(Disk::open(&folder, options), Err(DiskError::Io { .. })), "{}", file.display());
+            assert!(matches!(Disk::look(&folder), Err(DiskError::Io { .. })), "{}", file.display());
+            fs::rename(&elsewhere, file).unwrap();
+        }
+        drop(Disk::open(&folder, options).unwrap());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&folder, Some(4242), None).unwrap();
+            assert!(matches!(Disk::open(&folder, options), Err(DiskError::Foreign { owner: 4242, user: 0, .. })));
+        }
+    }
+
+    /// As where the disk is full: the next start may make a smaller one.
+    #[test]
+    fn a_store_that_was_not_made_whole_may_be_made_with_other_sizes() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { logs: 2, segment_bytes: 2 << 20, places: 4, ..DiskOptions::default() };
+        let in_the_way = folder.path().join("log-001.new");
+        fs::create_dir(&in_the_way).unwrap();
+        assert!(matches!(Disk::open(folder.path(), options), Err(DiskError::Io { .. })));
+        assert!(!log_path(folder.path(), 0).exists());
+        fs::remove_dir(&in_the_way).unwrap();
+        let smaller = DiskOptions { segment_bytes: 1 << 20, places: 2, ..options };
+        let made = Disk::open(folder.path(), smaller).unwrap();
+        assert_eq!((made.geometry.segment_bytes, made.found.len(), made.epoch), (1 << 20, 2, 1));
+        drop(made);
+        assert_eq!(fs::metadata(log_path(folder.path(), 1)).unwrap().len(), 2 << 20);
+        assert_eq!(Disk::open(folder.path(), options).unwrap().geometry.segment_bytes, 1 << 20, "it keeps what it has");
+    }
+
+    #[test]
+    fn a_log_that_is_missing_or_cut_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { logs: 2, segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+        drop(Disk::open(folder.path(), options).unwrap());
+        let path = log_path(folder.path(), 1);
+        let told = || [Disk::open(folder.path(), options), Disk::look(folder.path())].map(|told| told.unwrap_err());
+        OpenOptions::new().write(true).open(&path).unwrap().set_len((2 << 20) - 1).unwrap();
+        for error in told() {
+            assert!(matches!(error, DiskError::ShortLog { bytes: 2_097_151, log_bytes: 2_097_152, .. }), "{error}");
+            assert!(error.to_string().contains("log-001") && error.to_string().contains("backup"), "{error}");
+        }
+        fs::remove_file(&path).unwrap();
+        for error in told() {
+            assert!(matches!(&error, DiskError::NoLog(missing) if *missing == path), "{error}");
+        }
+        assert!(!path.exists(), "an empty one would hide that");
     }
 
     /// As by a child that is between fork and exec.

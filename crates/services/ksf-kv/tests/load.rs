@@ -323,13 +323,31 @@ fn a_folder_has_all_that_was_loaded_or_is_not_there() {
     assert_eq!((client.ask("DBSIZE"), client.ask("GET 1999")), (":2000".into(), "value".into()));
     serving.stop();
 
-    // An empty folder takes it, too. An error of a command is told, and the others are carried out.
+    // An empty folder takes it, too. Where a command is answered with an error, the folder stays as it was.
     let empty = around.path().join("empty");
     fs::create_dir(&empty).unwrap();
     fs::write(&file, "*1\r\n$8\r\nNONSENSE\r\n*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n").unwrap();
-    let loaded = into_folder(&file, &empty).unwrap();
-    assert!(loaded.errors == 1 && loaded.first_error.unwrap().contains("unknown command 'NONSENSE'"));
+    let told = into_folder(&file, &empty).unwrap_err();
+    assert!(matches!(told, IntoFolderError::Refused { commands: 2, errors: 1, .. }), "{told}");
+    assert!(told.to_string().contains("unknown command 'NONSENSE'"), "{told}");
+    assert!(fs::read_dir(&empty).unwrap().next().is_none() && !with_partial(&empty).exists());
+    fs::write(&file, "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\nb\r\n").unwrap();
+    assert_eq!(into_folder(&file, &empty).unwrap().errors, 0);
     assert_eq!(ksf_kv::offline::check(&empty).unwrap().keys, 1);
+
+    // And so it does where the log has no room for all.
+    let small = around.path().join("small");
+    let value = "v".repeat(1000);
+    let commands: String =
+        (0..20_000).map(|key| format!("*3\r\n$3\r\nSET\r\n$5\r\n{key:05}\r\n$1000\r\n{value}\r\n")).collect();
+    fs::write(&file, commands).unwrap();
+    let told = into_folder(&file, &small).unwrap_err();
+    assert!(told.to_string().contains("the log is full"), "{told}");
+    assert!(!small.exists() && !with_partial(&small).exists());
+}
+
+fn with_partial(folder: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.partial", folder.display()))
 }
 
 #[test]

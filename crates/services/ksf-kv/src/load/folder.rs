@@ -49,6 +49,18 @@ pub enum IntoFolderError {
     /// What is loaded cannot be taken.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The store does not take some of it.
+    #[error(
+        "{errors} of {commands} commands were answered with an error, so nothing was loaded; the first error: {first}"
+    )]
+    Refused {
+        /// Commands that were sent.
+        commands: u64,
+        /// Errors.
+        errors: u64,
+        /// The first one.
+        first: String,
+    },
 }
 
 fn io_error<'p>(action: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> IntoFolderError + use<'p> {
@@ -83,6 +95,10 @@ pub fn into_folder(
         Err(error) => return Err(io_error("making", &partial)(error)),
     }
     let loaded = load_into(files, now_ms, &partial, (options, limits, settings), failed, answered).and_then(|loaded| {
+        if let Some(first) = loaded.first_error {
+            let Loaded { commands, errors, .. } = loaded;
+            return Err(IntoFolderError::Refused { commands, errors, first });
+        }
         fs::rename(&partial, folder).map_err(io_error("renaming to", folder))?;
         let around = parent(folder);
         File::open(around).and_then(|around| around.sync_all()).map_err(io_error("syncing", around))?;

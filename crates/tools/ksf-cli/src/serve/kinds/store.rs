@@ -269,6 +269,8 @@ fn read_password(path: &Path) -> Result<Vec<u8>, Failure> {
 fn explain(error: DiskError) -> Failure {
     let what = format!("cannot open the store: {error}");
     match error {
+        DiskError::Foreign { owner, .. } => Failure::new(Status::NoPermission, what)
+            .remedy(format!("start it as user {owner}, or give the folder, with all that is in it, to its user")),
         DiskError::InUse(_) => {
             Failure::new(Status::Unavailable, what).remedy("stop that process, or choose another folder with --data")
         }
@@ -291,7 +293,9 @@ fn explain(error: DiskError) -> Failure {
         DiskError::Format { .. } => Failure::new(Status::Data, what).remedy("run the version of ksf that made it"),
         DiskError::NoStore(_) => Failure::new(Status::NoInput, what),
         // They say what can be done.
-        DiskError::NoSuperblock(_) | DiskError::Recover(_) => Failure::new(Status::Data, what),
+        DiskError::NoSuperblock(_) | DiskError::NoLog(_) | DiskError::ShortLog { .. } | DiskError::Recover(_) => {
+            Failure::new(Status::Data, what)
+        }
     }
 }
 

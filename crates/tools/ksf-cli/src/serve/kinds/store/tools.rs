@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -86,7 +87,7 @@ pub(crate) struct SalvageArgs {
 ///
 /// All of it is looked at before anything is sent: what is damaged or cut is named with its place (65), and nothing of it is loaded.
 /// Keys that are there stay, and what is loaded is added to them, so the store should be empty. Ends with 1 if a command
-/// was answered with an error.
+/// was answered with an error; a new folder (--data) is not made then (65).
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// The file, or the folder of an AOF
@@ -264,13 +265,16 @@ fn folder_failure(error: IntoFolderError) -> Failure {
         IntoFolderError::Io { action, path, source } => Failure::os(format!("{action} {}", path.display()), &source),
         IntoFolderError::Server(_) => Failure::new(Status::Os, what),
         IntoFolderError::Load(error) => load_failure(error),
+        IntoFolderError::Refused { .. } => Failure::new(Status::Data, what)
+            .remedy("more --log-bytes, or load into a store that is served, which takes the rest"),
     }
 }
 
 /// The file for the commands, which is not there yet, or stdout.
 fn open(path: Option<&Path>) -> Result<Box<dyn Write>, Failure> {
     let Some(path) = path else { return Ok(Box::new(BufWriter::new(io::stdout()))) };
-    let file = File::options().write(true).create_new(true).open(path);
+    // As a backup it has all that the store has, and is for its owner alone.
+    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
     let file = file.map_err(|error| Failure::os(format!("cannot write to {}", path.display()), &error));
     Ok(Box::new(BufWriter::new(file?)))
 }
