@@ -291,8 +291,9 @@ fn writing_shared_memory_gives_no_queue_of_a_living_worker() {
         let _clients = connect_from(cpu, own.local_addr().unwrap(), 3);
         victim.stalled.store(1, SeqCst);
         victim.ready.store(0, SeqCst);
-        victim.pid.store(0, SeqCst);
-        victim.generation.store(99, SeqCst);
+        for word in [&victim.pid, &victim.generation] {
+            word.store(99, SeqCst);
+        }
         victim.accepted_own.store(7, SeqCst);
         let stolen = library.steal(&own, thief.worker).is_some();
         if before.elapsed() < Duration::from_millis(1500) {
@@ -420,7 +421,8 @@ fn helper_joins_and_closes() {
 #[test]
 fn a_listener_that_was_shut_down_takes_nothing_until_it_is_opened_again() {
     let Some((_holder, library)) = begin() else { return };
-    let own = listener("127.0.0.1:0");
+    // A port that was asked for stays the socket's.
+    let own = listener("127.0.0.1:8000");
     let address = own.local_addr().unwrap();
     let place = library.ready(&own, cpus()[0] as i32);
     rustix::net::shutdown(&own, rustix::net::Shutdown::Both).unwrap();

@@ -76,7 +76,13 @@ impl StatusSocket {
         if is_stale(&place) {
             folder.remove(&name)?;
         }
-        Self::new(bind(&place)?, path.to_owned(), folder, name, made)
+        // By its own path, which ss(8) shows.
+        let socket = bind(path)?;
+        if rustix::fs::statat(&folder.0, &name, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+            let why = format!("{} has come to lead to another folder", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Self::new(socket, path.to_owned(), folder, name, made)
     }
 
     /// Listens in a folder, which is made, by the name `PID.sock`, or `PID-2.sock` and so on where this process has several.
@@ -102,7 +108,7 @@ impl StatusSocket {
             let named = bind(&folder.place(&unnamed)).and_then(|socket| Ok((socket, folder.name(&unnamed)?)));
             let _ = folder.remove(&unnamed);
             match named {
-                Err(error) if error.kind() == io::ErrorKind::NotFound && !path.exists() => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 named => {
                     return named.and_then(|(socket, name)| Self::new(socket, path.join(&name), folder, name, made));
                 }

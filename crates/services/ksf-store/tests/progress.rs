@@ -3,14 +3,14 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::opened::{open, seeds};
 use crate::common::Medium;
+use crate::opened::{open, open_within, seeds};
+use crate::opened::{open, seeds};
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, SweepBudget, Undone, UpdateError};
 use ksf_store::update::Update;
 use ksf_test::{Random, TestRandom};
-use crate::opened::{open, open_within, seeds};
 
 const BLOCK_BYTES: usize = 512;
 const SEGMENT_BYTES: usize = 256 * BLOCK_BYTES;
