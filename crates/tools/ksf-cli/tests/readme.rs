@@ -304,7 +304,7 @@ impl Checkout {
         }
         checkout.script("scripts/setup.sh", "exit 0");
         let build = format!(
-            "[ \"$*\" = 'build --release --locked -p ksf-cli -p libksf -p ksf-kcm-preload -p ksf-preload' ] ||\n\
+            "[ \"$*\" = 'build --release --locked -p ksf-cli -p ksf-kcm-preload -p ksf-preload -p libksf -p xtask' ] ||\n\
              {{ echo \"unexpected: cargo $*\" >&2; exit 1; }}\n\
              mkdir -p target/release && cp '{}' target/release/ksf && cd target/release &&\n\
              ln -sf '{}' libksf_capi.a && ln -sf '{}' libksf_kcm_preload.so && ln -sf '{}' libksf_preload.so",
