@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::common::Medium;
 use crate::opened::{open, open_within, seeds};
-use crate::opened::{open, seeds};
 use ksf_store::cells::{Shape, place_key, score_value};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, SweepBudget, Undone, UpdateError};

@@ -159,7 +159,7 @@ pub(crate) struct Done {
     /// The reply leaves at this time, in milliseconds since 1970, and the commands behind it wait for it.
     pub(crate) until_ms: Option<u64>,
     /// What is said in place of the text of the error, which need not be a text.
-    error_bytes: Option<Vec<u8>>,
+    pub(crate) error_bytes: Option<Vec<u8>>,
 }
 
 /// A command at work.
