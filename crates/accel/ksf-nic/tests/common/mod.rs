@@ -1,7 +1,6 @@
 //! A machine in memory: the files of /sys and /proc that matter, a driver with queues, interrupts and coalescing, and
 //! records. It behaves as Linux does where the code depends on it, and it can "crash": after a number of changes
 //! every further one fails.
-#![allow(dead_code)] // Each test file uses a part of it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
 //! What the tests share: networks of their own, the real holder, programs in C under the library, and clients that
 //! count.
 
-#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
 
 mod actor;
 mod client;

@@ -1,5 +1,4 @@
 //! What the tests of services on workers share.
-#![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub(crate) mod clients;
 

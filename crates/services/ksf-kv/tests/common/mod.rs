@@ -1,6 +1,5 @@
 //! A server on a real folder, its clients, and Redis to compare with.
 
-#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

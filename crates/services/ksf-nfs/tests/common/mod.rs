@@ -1,6 +1,5 @@
 //! A server in this process, and a client that speaks NFSv3 word by word.
 
-#![allow(dead_code, reason = "each test binary compiles this file and uses a part of it")]
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};

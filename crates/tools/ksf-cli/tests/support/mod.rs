@@ -1,5 +1,4 @@
 //! Runs the real binary and talks to it as a user does.
-#![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub(crate) mod export;
 
