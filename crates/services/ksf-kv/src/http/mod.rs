@@ -64,7 +64,7 @@ pub(crate) fn spoken(buf: &[u8], scanned: usize, is_command: impl Fn(&[u8]) -> b
     let words: Vec<&[u8]> = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
     let Some(first) = words.first() else { return Some(Spoken::Empty) };
     let has_version = words.iter().skip(2).any(|word| has_prefix(word, b"HTTP/"));
-    let is_target = |word: &[u8]| word.starts_with(b"/") || word == b"*" || has_prefix(word, b"http://");
+    let is_target = |word: &[u8]| word.starts_with(b"/") || word == b"*" || word.windows(3).any(|part| part == b"://");
     let is_method = *first == b"GET" || !is_command(first);
     if has_version && (is_method || is_target(words[1])) {
         return Some(Spoken::Http);
@@ -105,6 +105,7 @@ mod tests {
             ("SET /key HTTP/1.1\r\n", Spoken::Http),
             ("del * http/1.1\r\n", Spoken::Http),
             ("DEL http://x/ HTTP/1.1\r\n", Spoken::Http),
+            ("DEL HTTPS://x/ HTTP/1.1\r\n", Spoken::Http),
             ("PROPFIND / HTTP/1.1\r\n", Spoken::Http),
             ("propfind\t/\tHTTP/1.1\r\n", Spoken::Http),
             (" POST / HTTP/1.1\r\n", Spoken::Http),
