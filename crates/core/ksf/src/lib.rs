@@ -33,6 +33,7 @@ mod pace;
 pub mod pool;
 pub mod server;
 pub mod service;
+pub mod session;
 mod shard;
 pub mod shard_service;
 pub mod spin;

@@ -6,7 +6,6 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
@@ -20,6 +19,7 @@ use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
 use crate::service::{ConnKey, Message, Order, Peer, Pieces, Refused, Reply, Service};
+use crate::session::{Panicked, ServiceInfo};
 
 /// What a shard must know of a service before its first connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -400,35 +400,17 @@ struct Local<S: ShardService> {
     service: Arc<S>,
     /// Borrowed for the time of one call; no call of a service leads to another one.
     shard: RefCell<S::Shard>,
-    /// True if the service was called in this turn.
-    active: Cell<bool>,
-    has_turn_end: bool,
-    framing: Framing,
-    order: Order,
-    keeps_messages: bool,
-    /// True if the service may begin operations on files.
-    begins_files: Cell<bool>,
+    info: Rc<ServiceInfo>,
 }
-
-/// A service panicked; the message is on standard error, as the panic hook writes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Panicked;
 
 impl<S: ShardService> OnShard<S> {
     /// The service with this state.
     pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
-        let has_turn_end = service.has_turn_end();
+        let has_turn_end = S::HAS_TURN_END && service.has_turn_end();
         let Profile { framing, order, keeps_messages, .. } = service.profile();
-        Self(Rc::new(Local {
-            service,
-            shard: RefCell::new(shard),
-            active: Cell::new(false),
-            begins_files: Cell::new(false),
-            has_turn_end,
-            framing,
-            order,
-            keeps_messages,
-        }))
+        let (active, begins_files) = (Cell::new(false), Cell::new(false));
+        let info = Rc::new(ServiceInfo { framing, order, keeps_messages, has_turn_end, active, begins_files });
+        Self(Rc::new(Local { service, shard: RefCell::new(shard), info }))
     }
 
     /// The service.
@@ -437,89 +419,58 @@ impl<S: ShardService> OnShard<S> {
     }
 
     #[inline]
-    pub(crate) fn framing(&self) -> Framing {
-        self.0.framing
+    pub(crate) fn info(&self) -> &Rc<ServiceInfo> {
+        &self.0.info
     }
 
+    /// Calls the service. A panic goes on: [`ServiceInfo::guard`] is around this.
     #[inline]
-    pub(crate) fn order(&self) -> Order {
-        self.0.order
+    pub(crate) fn call<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> R {
+        call(&self.0.service, &mut self.0.shard.borrow_mut())
     }
 
-    pub(crate) fn keeps_messages(&self) -> bool {
-        self.0.keeps_messages
-    }
-
-    /// Calls the service. A panic ends with this call: its caller closes the connection.
-    #[inline]
+    /// Calls the service outside of a message.
     pub(crate) fn with<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> Result<R, Panicked> {
-        self.0.active.set(true);
-        let mut shard = self.0.shard.borrow_mut();
-        // The state of the connection is not used again after a panic but to be given back; that of the shard is the
-        // service's own to keep valid, as it is for any lock it might hold.
-        catch_unwind(AssertUnwindSafe(|| call(&self.0.service, &mut shard))).map_err(|_| Panicked)
+        self.0.info.guard(|| self.call(call))
     }
 
-    /// Ends the turn, if the service was called in it. A panic loses the logs of the service on this shard.
-    pub fn turn_end(&self, env: &mut Env) {
-        if self.waits_for_turn_end() {
-            let ended = self.with(|service, shard| service.turn_end(shard, &mut Turn { env }));
-            self.0.active.set(false);
-            self.note_files(env);
-            Self::note_panic(ended, env);
-        }
-    }
-
-    /// Tells the service of an operation that ended. A panic loses the logs of the service on this shard.
-    pub(crate) fn file_done(&self, done: FileDone, env: &mut Env) {
-        let told = self.with(|service, shard| service.file_done(shard, done, &mut Turn { env }));
-        self.note_files(env);
-        Self::note_panic(told, env);
-    }
-
+    /// The same with what the service can do outside of a message. A panic loses the logs of the service on this shard.
+    ///
     /// No connection can be closed for a panic in which none was named, but none may wait for ever for what the service was
     /// about to do: to release a log. To go on with it later would be wrong, too. The records of a write that failed, or
     /// was forgotten, would pass for durable as soon as a later one is.
-    fn note_panic(called: Result<(), Panicked>, env: &mut Env) {
+    pub(crate) fn with_turn(&self, env: &mut Env, call: impl FnOnce(&S, &mut S::Shard, &mut Turn<'_>)) {
+        let called = self.with(|service, shard| call(service, shard, &mut Turn { env }));
+        self.0.info.note_files(env);
         if called == Err(Panicked) {
             env.stats.panics.add(1);
             env.lose_logs();
         }
     }
 
-    /// Tells the service that operations on files are not refused any more.
-    pub(crate) fn files_have_room(&self, env: &mut Env) {
-        let told = self.with(|service, shard| service.files_have_room(shard, &mut Turn { env }));
-        self.note_files(env);
-        Self::note_panic(told, env);
-    }
-
-    /// After a call in which the service could take its [`Files`].
-    pub(crate) fn note_files(&self, env: &mut Env) {
-        if env.files.were_taken() {
-            self.0.begins_files.set(true);
+    /// Ends the turn, if the service was called in it. A panic loses the logs of the service on this shard.
+    pub fn turn_end(&self, env: &mut Env) {
+        if self.waits_for_turn_end() {
+            self.with_turn(env, |service, shard, turn| {
+                service.turn_end(shard, turn);
+            });
+            self.0.info.active.set(false);
         }
-    }
-
-    /// True while messages are not handed to the service because operations on files would be refused.
-    #[inline]
-    pub(crate) fn waits_for_files(&self, env: &Env) -> bool {
-        self.0.begins_files.get() && env.files.is_full()
     }
 
     /// True if the service wants to hear of the end of each turn in which it was called.
     pub fn has_turn_end(&self) -> bool {
-        S::HAS_TURN_END && self.0.has_turn_end
+        self.0.info.has_turn_end
     }
 
     /// The service gets a turn end though it was not called.
     pub fn wake(&self) {
-        self.0.active.set(true);
+        self.0.info.active.set(true);
     }
 
     /// True if the service was called since its last turn end, and wants to hear of the next.
     pub fn waits_for_turn_end(&self) -> bool {
-        self.has_turn_end() && self.0.active.get()
+        self.0.info.waits_for_turn_end()
     }
 
     /// Gives the state of the shard back to the service, if no connection is left.

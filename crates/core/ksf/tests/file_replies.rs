@@ -245,7 +245,7 @@ fn two_windows_of_a_file_are_in_memory() {
     let counted = 3 + FILE_RANGE_BYTES + 2 * FILE_WINDOW_BYTES;
     assert_eq!(conn.queued_bytes(), counted, "of a range, the memory that it may take counts");
     // Reads for as long as the connection wants it.
-    let read = |conn: &mut Connection<_>, env: &mut ksf::env::Env| {
+    let read = |conn: &mut Connection, env: &mut ksf::env::Env| {
         let mut bytes = 0;
         while let Some(range) = conn.file_to_read(env.now) {
             (0..2).for_each(|_| {
@@ -271,7 +271,7 @@ fn two_windows_of_a_file_are_in_memory() {
 
 /// Reads and sends until the connection wants nothing more: the bytes that were sent, and the most that was counted on
 /// the way.
-fn drive(conn: &mut Connection<Library>, env: &mut Env) -> (usize, usize) {
+fn drive(conn: &mut Connection, env: &mut Env) -> (usize, usize) {
     let (mut sent, mut most) = (0, 0);
     loop {
         let mut rests = true;
@@ -305,7 +305,7 @@ fn lists_of_ranges_hold_what_is_read_and_cost_their_length() {
         let log = library.start(&mut Turn::new(&mut env)).unwrap();
         let mut conn = Connection::new(OnShard::new(Arc::clone(&library), log), Peer::Unix, KEY, env.now).unwrap();
         conn.receive(in_slot(&mut env, b"later\nlater\n"), &mut env);
-        let answer = |env: &mut Env, conn: &mut Connection<_>, ranges: usize| {
+        let answer = |env: &mut Env, conn: &mut Connection, ranges: usize| {
             let deferred = library.deferred.lock().unwrap().pop().unwrap();
             let add = |pieces: &mut Pieces<'_>| {
                 (0..ranges).try_for_each(|_| pieces.file(FileRange { file: file.clone(), offset: 0, bytes }))
@@ -360,7 +360,7 @@ fn replies_in_front_of_pieces_leave_without_them() {
     let (head, rest) = pieces.split_at(1 + CHUNK_BYTES);
     let (middle, end) = rest.split_at(b"012|".len());
     let end = [b"012", &end[3..], b"bye\n"].concat();
-    let read = |conn: &mut Connection<_>, env: &mut ksf::env::Env| {
+    let read = |conn: &mut Connection, env: &mut ksf::env::Env| {
         let range = conn.file_to_read(env.now).unwrap();
         let mut into = env.buffers.take(3);
         into.fill(b"012");

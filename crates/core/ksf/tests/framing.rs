@@ -145,7 +145,7 @@ proptest! {
         let limits = Limits { assembly_bytes_max: limit, out_queue_bytes_max: 30, ..limits() };
         let mut env = env(limits, 64, 16);
         let service = common::Recorder::new(framing, Order::Free);
-        let mut places: Vec<Option<Connection<_>>> = (0..6).map(|_| None).collect();
+        let mut places: Vec<Option<Box<Connection>>> = (0..6).map(|_| None).collect();
         for (at, bytes) in steps {
             let key = ConnKey { index: at as u32, generation: 0 };
             let conn = places[at].get_or_insert_with(|| {

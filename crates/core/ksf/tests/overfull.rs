@@ -17,7 +17,7 @@ const CHUNKS: usize = 4;
 /// Room for six lines.
 const LIMIT_BYTES: usize = 6 * CHUNKS * CHUNK_BYTES;
 
-type Conn = Connection<Recorder>;
+type Conn = Box<Connection>;
 
 /// Plays the end of a shard's turn.
 fn end_turn(env: &mut Env, conns: &mut [Conn]) {

@@ -29,7 +29,7 @@ const GET_PASSED: &str = "GET / HTTP/1.1\r\nHost: x\r\nVia: 1.1 ksf\r\n\r\n";
 
 /// A client and the backend it is connected with, played by the test.
 struct Meeting {
-    client: Wire<Proxy>,
+    client: Wire,
     /// Backends that were dialed, and whether a kept connection would do.
     dialed: Vec<(SocketAddr, bool)>,
     /// What the backend got that was dialed last.

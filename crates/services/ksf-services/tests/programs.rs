@@ -345,18 +345,18 @@ impl Shard {
         Self { env, on: OnShard::new(service, state), open }
     }
 
-    fn connect(&self, index: u32, peer: Peer) -> Result<Connection<RpcService>, Refused> {
+    fn connect(&self, index: u32, peer: Peer) -> Result<Box<Connection>, Refused> {
         Connection::new(self.on.clone(), peer, ConnKey { index, generation: 0 }, Time(0))
     }
 
-    fn receive(&mut self, connection: &mut Connection<RpcService>, bytes: &[u8]) {
+    fn receive(&mut self, connection: &mut Connection, bytes: &[u8]) {
         let mut slot = self.env.pool.take().unwrap();
         slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         connection.receive(slot.freeze(bytes.len()), &mut self.env);
     }
 
     /// The reply to a call of the first program.
-    fn ask(&mut self, connection: &mut Connection<RpcService>) -> Vec<u8> {
+    fn ask(&mut self, connection: &mut Connection) -> Vec<u8> {
         self.receive(connection, &call(1, &[]));
         let batch = connection.take_batch(Time(0), &mut self.env.spares).unwrap();
         let mut slices = [&[][..]; 4];

@@ -147,7 +147,7 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
 }
 
 /// Plays the shard.
-fn carry_out(connection: &mut Connection<Proxy>, env: &mut Env, met: &mut Met) {
+fn carry_out(connection: &mut Connection, env: &mut Env, met: &mut Met) {
     for (_, order) in env.take_exchange_requests() {
         match order {
             ExchangeRequest::Dial { .. } => met.passed.push((Vec::new(), None)),

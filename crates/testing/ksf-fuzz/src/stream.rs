@@ -97,7 +97,7 @@ pub(crate) fn same_for_every_cut<S: ShardService>(service: &Arc<S>, stream: &[u8
 const SLOT_BYTES: usize = 256;
 
 /// A connection in a small world.
-pub(crate) fn new_connection<S: ShardService>(service: &Arc<S>) -> (Connection<S>, Env) {
+pub(crate) fn new_connection<S: ShardService>(service: &Arc<S>) -> (Box<Connection>, Env) {
     // Small, so that inputs of a fuzzer's length reach them.
     let limits = Limits { message_bytes_max: 200, header_bytes_max: 64, fragments_max: 16, ..Limits::default() };
     let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).expect("a small pool");
@@ -109,7 +109,7 @@ pub(crate) fn new_connection<S: ShardService>(service: &Arc<S>) -> (Connection<S
 }
 
 /// Receives as the engine would, in a slot if there is one that is long enough.
-pub(crate) fn receive<S: ShardService>(connection: &mut Connection<S>, env: &mut Env, bytes: &[u8]) {
+pub(crate) fn receive(connection: &mut Connection, env: &mut Env, bytes: &[u8]) {
     let chunk = match env.pool.take() {
         Some(mut slot) if bytes.len() <= SLOT_BYTES => {
             slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -136,7 +136,7 @@ fn feed<'a, S: ShardService>(service: &Arc<S>, chunks: impl Iterator<Item = &'a 
 }
 
 /// A peer that takes everything at once.
-pub(crate) fn send<S: ShardService>(connection: &mut Connection<S>, env: &mut Env, sent: &mut Vec<u8>) {
+pub(crate) fn send(connection: &mut Connection, env: &mut Env, sent: &mut Vec<u8>) {
     while let Some(mut batch) = connection.take_batch(Time(0), &mut env.spares) {
         while !batch.is_empty() {
             let mut slices: [&[u8]; 8] = [&[]; 8];

@@ -71,7 +71,7 @@ pub fn simulate(seed: u64) -> Result<SimReport, String> {
 
 /// A connection with its peer, and what is between them.
 struct SimConnection {
-    conn: Connection<Scripted>,
+    conn: Box<Connection>,
     remote: Remote,
     handed: Handed,
     /// The buffer of a long message, while the engine has it.

@@ -4,13 +4,12 @@ use super::{Connection, Memory};
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::{Time, earlier};
-use crate::shard_service::ShardService;
 
 /// Bytes that a peer must send in each `pressure_timeout_ms` while it is read although memory is short, unless its message
 /// ends. With less it keeps others from being read: then it is their turn.
 const PASS_BYTES_MIN: u64 = 64 << 10;
 
-impl<S: ShardService> Connection<S> {
+impl Connection {
     /// Checks the clock. A reason means: end it now, without waiting for the peer.
     pub fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
         let now = env.now;

@@ -6,9 +6,8 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::files::{FileError, FileRange};
 use crate::limits::{SomeTime, Time};
-use crate::shard_service::ShardService;
 
-impl<S: ShardService> Connection<S> {
+impl Connection {
     /// What must be read of a file before more can be sent: at most a [window](crate::output::FILE_WINDOW_BYTES), while the
     /// one before is sent. [`Connection::file_read`] follows.
     pub fn file_to_read(&mut self, now: Time) -> Option<FileRange> {
@@ -61,7 +60,7 @@ impl<S: ShardService> Connection<S> {
 
     /// Goes on by itself when there is room for operations on files, if there is none and its service begins some.
     pub(crate) fn wait_for_files(&mut self, env: &Env) {
-        if !self.waits_for_files && self.closing.is_none() && self.on.waits_for_files(env) {
+        if !self.waits_for_files && self.closing.is_none() && self.info.waits_for_files(env) {
             self.waits_for_files = true;
             env.files.wait(self.key);
         }

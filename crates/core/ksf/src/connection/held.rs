@@ -205,7 +205,7 @@ mod tests {
 
     struct Bench {
         env: Env,
-        conn: Connection<Log>,
+        conn: Box<Connection>,
         log: LogId,
         long: fn(u64) -> bool,
     }

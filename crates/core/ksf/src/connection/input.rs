@@ -13,7 +13,7 @@ use crate::framing::{Frame, Framing};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
-use crate::shard_service::{OnShard, ShardService};
+use crate::session::{ServiceInfo, Session};
 
 /// A rest of a message from here on is received straight into the message's buffer. Each message costs two more turns of
 /// the shard then. On loopback (Linux 6.18) that was slower than a copy for pipelined messages of 64 and 100 KiB on
@@ -43,7 +43,7 @@ impl Memory {
     }
 }
 
-impl<S: ShardService> Connection<S> {
+impl Connection {
     /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first, or
     /// when memory is short, is put aside, in front of what was put aside before.
     pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
@@ -88,11 +88,12 @@ impl<S: ShardService> Connection<S> {
             budget: &mut env.budget,
         };
         let (limits, buffers, now) = (env.limits.of(self.listener), &env.buffers, env.now);
-        let cut = match self.on.framing() {
+        let cut = match self.info.framing {
             Framing::Custom => {
-                let asked = self.on.with(|service, _| service.header_bytes_max(limits));
+                let (info, session) = (&*self.info, &mut self.session);
+                let asked = info.guard(|| session.header_bytes_max(limits));
                 let header_bytes_max = asked.map_err(|_| CloseReason::Panicked)?;
-                let mut rule = Own { on: &self.on, state: &mut self.state, limits, header_bytes_max };
+                let mut rule = Own { info, session, limits, header_bytes_max };
                 match self.cutter.next(chunk, at, &mut rule, &mut room, buffers, now) {
                     Err(CutError::Rule(None)) => return Err(CloseReason::Panicked),
                     Err(CutError::Rule(Some(error))) => Err(CutError::Rule(error)),
@@ -222,19 +223,19 @@ impl<S: ShardService> Connection<S> {
 }
 
 /// The rule of a service that cuts the stream itself.
-struct Own<'a, S: ShardService> {
-    on: &'a OnShard<S>,
-    state: &'a mut S::Conn,
+struct Own<'a> {
+    info: &'a ServiceInfo,
+    session: &'a mut dyn Session,
     limits: &'a Limits,
     header_bytes_max: usize,
 }
 
-impl<S: ShardService> Rule for Own<'_, S> {
+impl Rule for Own<'_> {
     /// `None`: the service panicked.
     type Error = Option<FramingError>;
 
     fn front(&mut self, buf: &[u8], scanned: usize) -> Result<Frame, Option<FramingError>> {
-        let cut = self.on.with(|service, _| service.cut(self.state, buf, scanned, self.limits));
+        let cut = self.info.guard(|| self.session.cut(buf, scanned, self.limits));
         cut.map_err(|_| None)?.map_err(Some)
     }
 

@@ -1,7 +1,7 @@
 //! A stream connection without a socket and without a clock: bytes in, messages to the service, replies out.
 //!
 //! ```text
-//!   receive(chunk) ──► Cutter ──whole message──► service ──► Output ──take_batch──► engine
+//!   receive(chunk) ──► Cutter ──whole message──► Session ──► Output ──take_batch──► engine
 //!        │                                                     ▲
 //!        └─ put aside while replies wait                       │
 //!             answers of other threads, closed gates ──► held ─┘  each in its place
@@ -16,8 +16,11 @@
 //! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | the connection is not read |
 //! | of requests in work, with the replies they announced; of replies held back, queued and being sent; passed on | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
 
+use std::rc::Rc;
+
 use crate::cutter::{Cutter, Direct};
 use crate::deferred::{Answer, Delivery};
+use crate::engine::Reading;
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::{Limits, SomeTime, Time};
@@ -25,7 +28,8 @@ use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused};
-use crate::shard_service::{OnShard, Panicked, ShardService};
+use crate::session::{Panicked, ServiceInfo, Session, SessionOf};
+use crate::shard_service::{OnShard, ShardService};
 
 mod deadlines;
 mod files;
@@ -35,12 +39,16 @@ mod replies;
 
 pub(crate) use held::HeldReplies;
 pub(crate) use input::Aside;
+use input::DIRECT_BYTES_MIN;
 
 /// State of one connection, apart from its socket. Most connections of a server are idle, so each byte here is one of the
 /// price of that: what is empty unless something goes on is in a box, which the shard keeps for the next connection.
-pub struct Connection<S: ShardService> {
-    on: OnShard<S>,
-    state: S::Conn,
+///
+/// Connections of all services are of one type, which is always in a box: the type parameter names what lies at the end of its
+/// memory, and is another one only while the connection is made.
+pub struct Connection<T: ?Sized = dyn Session> {
+    /// Of its service.
+    info: Rc<ServiceInfo>,
     peer: Peer,
     key: ConnKey,
     /// Whose limits it has.
@@ -61,10 +69,11 @@ pub struct Connection<S: ShardService> {
     passing_bytes: usize,
     /// What the shard's budget knows of this connection: what it owes, whenever that is asked.
     counted_bytes: usize,
-    /// The longest deferred reply so far: what the next one is assumed to need.
-    expected_bytes: usize,
+    /// The longest deferred reply so far, or what fits in here: what the next one is assumed to need.
+    expected_bytes: u32,
     next_ticket: u64,
-    messages: u64,
+    /// It wraps around.
+    messages: u32,
     deferred: u32,
     /// The service gave tasks to the threads that may block.
     blocks: bool,
@@ -85,6 +94,8 @@ pub struct Connection<S: ShardService> {
     sent_bytes: u64,
     last_activity: Time,
     last_send_progress: Time,
+    /// What the service has of it.
+    session: T,
 }
 
 /// The message of the last words to a peer, and answers that are still to come for it.
@@ -104,18 +115,21 @@ enum Memory {
     Pass,
 }
 
-impl<S: ShardService> Connection<S> {
+impl Connection {
     /// A fresh connection; the service may refuse it.
     ///
     /// # Errors
     ///
     /// [`Refused`], also if the service panicked.
-    pub fn new(on: impl Into<OnShard<S>>, peer: Peer, key: ConnKey, now: Time) -> Result<Self, Refused> {
+    pub fn new<S: ShardService>(
+        on: impl Into<OnShard<S>>,
+        peer: Peer,
+        key: ConnKey,
+        now: Time,
+    ) -> Result<Box<Self>, Refused> {
         let on = on.into();
-        let state = on.with(|service, shard| service.accept(shard, &peer)).unwrap_or(Err(Refused))?;
-        Ok(Self {
-            on,
-            state,
+        Ok(Box::new(Connection {
+            info: Rc::clone(on.info()),
             peer,
             key,
             listener: u32::MAX,
@@ -129,7 +143,7 @@ impl<S: ShardService> Connection<S> {
             work_bytes: 0,
             passing_bytes: 0,
             counted_bytes: 0,
-            expected_bytes: EXPECTED_REPLY_BYTES,
+            expected_bytes: EXPECTED_REPLY_BYTES as u32,
             next_ticket: 0,
             messages: 0,
             deferred: 0,
@@ -146,11 +160,12 @@ impl<S: ShardService> Connection<S> {
             sent_bytes: 0,
             last_activity: now,
             last_send_progress: now,
-        })
+            session: SessionOf::open(on, &peer)?,
+        }))
     }
 
     /// The connection with the limits of this listener; with those of the server unless said otherwise.
-    pub fn of_listener(mut self, listener: u32) -> Self {
+    pub fn of_listener(mut self: Box<Self>, listener: u32) -> Box<Self> {
         self.listener = listener;
         self
     }
@@ -398,6 +413,20 @@ impl<S: ShardService> Connection<S> {
             && !self.is_full(env)
     }
 
+    /// Whether further bytes may be received, and how.
+    pub(crate) fn reading(&mut self, env: &mut Env) -> Reading {
+        self.wait_for_files(env);
+        if !self.wants_bytes(env) {
+            Reading::Off
+        } else if self.may_lend(DIRECT_BYTES_MIN, env) {
+            Reading::Direct
+        } else if self.expects_long() {
+            Reading::Head
+        } else {
+            Reading::On
+        }
+    }
+
     /// True when long messages came lately: the next one is best received by its head alone, and then into its buffer.
     pub fn expects_long(&self) -> bool {
         self.heads_left > 0
@@ -448,8 +477,8 @@ impl<S: ShardService> Connection<S> {
         self.closing.is_some() && self.output.is_empty() && !self.waits_for_answers()
     }
 
-    /// Messages handed to the service so far.
-    pub fn messages(&self) -> u64 {
+    /// Messages handed to the service so far, modulo 2^32.
+    pub fn messages(&self) -> u32 {
         self.messages
     }
 
@@ -497,11 +526,11 @@ impl<S: ShardService> Connection<S> {
     }
 
     /// Ends the connection: the service gets its state back.
-    pub fn end(mut self, env: &mut Env) {
+    pub fn end(mut self: Box<Self>, env: &mut Env) {
         self.reset_input(env);
         env.budget.recount_replies(self.counted_bytes, 0);
-        let state = self.state;
-        if self.on.with(|service, shard| service.close(shard, state)) == Err(Panicked) {
+        let Self { info, session, .. } = &mut *self;
+        if info.guard(|| session.close()) == Err(Panicked) {
             env.stats.panics.add(1);
         }
     }
@@ -573,7 +602,7 @@ impl<S: ShardService> Connection<S> {
         debug_assert_eq!(self.counted_bytes, self.owed_bytes(), "it was recounted");
         let owes_nothing = self.counted_bytes == 0 && self.deferred == 0;
         match owes_nothing && self.limits(env).deferred_max > 0 {
-            true => self.on.waits_for_files(env),
+            true => self.info.waits_for_files(env),
             false => self.is_full_owing(env),
         }
     }
@@ -586,7 +615,7 @@ impl<S: ShardService> Connection<S> {
             || self.output.len() + self.sending_bytes > limits.out_queue_bytes_max
             // With an answer outstanding, it is looked at again when that comes.
             || self.blocks && self.deferred > 0 && env.is_tasks_full()
-            || self.on.waits_for_files(env)
+            || self.info.waits_for_files(env)
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
             // With a share of its own in the sum, it is looked at again when that share is gone.

@@ -12,7 +12,7 @@ use crate::outgoing::{Exchange, Upstream};
 use crate::output::Output;
 use crate::pool::Chunk;
 use crate::service::{Message, Order, Reply, Sink};
-use crate::shard_service::{Panicked, ShardService};
+use crate::session::{Panicked, Session};
 
 /// What a call of the service left behind, apart from the bytes of its replies.
 struct Called {
@@ -31,7 +31,7 @@ enum Destination<'a> {
     Place(&'a mut Output),
 }
 
-impl<S: ShardService> Connection<S> {
+impl Connection {
     /// Calls the service with a reply, and counts what it deferred: also if it panicked then, because the answers come all
     /// the same. After a panic nothing of what it wrote is left.
     #[inline]
@@ -41,7 +41,7 @@ impl<S: ShardService> Connection<S> {
         message_bytes: usize,
         into: Destination<'_>,
         env: &mut Env,
-        call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
+        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>),
     ) -> Result<Called, Panicked> {
         // What comes with a message is taken, because none is handed over while the exchange is full.
         let passing_bytes_max = if message_bytes > 0 { usize::MAX } else { self.limits(env).out_queue_bytes_max };
@@ -51,12 +51,12 @@ impl<S: ShardService> Connection<S> {
         };
         let before = output.len();
         let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
-        let mut reply = Reply::new(self.on.framing(), Sink::Stream(&mut *output), env, target, message_bytes);
-        reply.expected_bytes = self.expected_bytes;
+        let mut reply = Reply::new(self.info.framing, Sink::Stream(&mut *output), env, target, message_bytes);
+        reply.expected_bytes = self.expected_bytes as usize;
         reply.exchange = self.exchange;
         (reply.passing_bytes, reply.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
-        let state = &mut self.state;
-        let called = self.on.with(|service, shard| call(service, shard, state, &mut reply));
+        let session = &mut self.session;
+        let called = self.info.guard(|| call(session, &mut reply));
         self.deferred += reply.deferred;
         self.work_bytes += reply.work_bytes;
         self.passing_bytes = reply.passing_bytes;
@@ -81,7 +81,7 @@ impl<S: ShardService> Connection<S> {
             DIRECT_BYTES_MIN.. => HEADS,
             _ => self.heads_left.saturating_sub(1),
         };
-        if self.on.keeps_messages() {
+        if self.info.keeps_messages {
             // Now, as `Message::keep` cannot reach the pool from a buffer.
             let short = env.pool.keep_short(&message);
             let chunk = short.unwrap_or_else(|| Chunk::from_buffer(message));
@@ -93,11 +93,9 @@ impl<S: ShardService> Connection<S> {
 
     pub(super) fn call(&mut self, bytes: &[u8], origin: Option<(&Chunk, usize)>, env: &mut Env) {
         env.stats.messages.add(1);
-        self.messages += 1;
+        self.messages = self.messages.wrapping_add(1);
         let message = Message { bytes, origin, peer: self.peer, key: self.key };
-        let close = self.call_in_order(bytes.len(), env, |service, shard, conn, reply| {
-            service.call(shard, conn, &message, reply);
-        });
+        let close = self.call_in_order(bytes.len(), env, |session, reply| session.call(&message, reply));
         self.close_if_asked(close, env);
     }
 
@@ -108,7 +106,7 @@ impl<S: ShardService> Connection<S> {
         &mut self,
         message_bytes: usize,
         env: &mut Env,
-        call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn, &mut Reply<'_>),
+        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>),
     ) -> Option<bool> {
         let ticket = self.take_ticket();
         // Behind an unanswered message, replies wait in an output of their own.
@@ -121,7 +119,7 @@ impl<S: ShardService> Connection<S> {
         };
         self.exchange = called.exchange;
         let close = called.close.then_some(called.at_once);
-        let awaiting = if self.on.order() == Order::Requests { called.deferred } else { 0 };
+        let awaiting = if self.info.order == Order::Requests { called.deferred } else { 0 };
         if behind.is_none() && awaiting == 0 && called.gates.is_empty() {
             // What it says is where it belongs.
             return close;
@@ -200,28 +198,16 @@ impl<S: ShardService> Connection<S> {
     pub(super) fn place_answer(&mut self, ticket: u64, answer: Answer, env: &mut Env) {
         let mut output = Output::default();
         env.stats.replies_deferred.add(1);
-        let called =
-            self.with_reply(
-                ticket,
-                0,
-                Destination::Place(&mut output),
-                env,
-                |service, shard, conn, reply| match answer {
-                    Answer::Bytes(body) => reply.owned(body),
-                    Answer::Chunk(chunk) => reply.chunk(chunk),
-                    Answer::Parts(head, body, end) => reply.parts(|tail| tail.extend_from_slice(&head), body, end),
-                    Answer::Pieces(body) => reply.collected(body),
-                    Answer::Resume(state) => service.resume(shard, conn, state, reply),
-                    Answer::Nothing | Answer::Abandoned => {}
-                },
-            );
+        let into = Destination::Place(&mut output);
+        let called = self.with_reply(ticket, 0, into, env, |session, reply| reply.answer(answer, session));
         let Ok(called) = called else { return self.close_for_panic(env) };
         self.exchange = called.exchange;
-        self.expected_bytes = self.expected_bytes.max(output.memory_bytes());
+        let bytes = u32::try_from(output.memory_bytes()).unwrap_or(u32::MAX);
+        self.expected_bytes = self.expected_bytes.max(bytes);
         if let Some(words) = self.last_words.as_mut().filter(|words| words.ticket == ticket) {
             words.awaiting = words.awaiting + called.deferred - 1;
         }
-        if self.on.order() == Order::Free {
+        if self.info.order == Order::Free {
             if self.held.is_none() && called.gates.closed(&env.gates).is_none() {
                 self.output.append(output, &mut env.spares);
             } else {
@@ -288,9 +274,7 @@ impl<S: ShardService> Connection<S> {
     }
 
     pub(super) fn call_upstream(&mut self, event: Upstream, env: &mut Env) {
-        let close = self.call_in_order(0, env, |service, shard, conn, reply| {
-            service.upstream(shard, conn, event, reply);
-        });
+        let close = self.call_in_order(0, env, |session, reply| session.upstream(event, reply));
         self.close_if_asked(close, env);
     }
 
@@ -303,9 +287,7 @@ impl<S: ShardService> Connection<S> {
         if self.closing.is_none() && self.held.is_none() {
             let ticket = self.next_ticket;
             let deferred = self.deferred;
-            self.call_in_order(0, env, |service, shard, conn, reply| {
-                service.refuse(shard, conn, reason, reply);
-            });
+            self.call_in_order(0, env, |session, reply| session.refuse(reason, reply));
             if self.closing.is_some() {
                 // It panicked, or a log that it named is lost.
                 return;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::datagram_output::DatagramOutput;
-use crate::deferred::{Deferred, Target};
+use crate::deferred::{Answer, Deferred, Target};
 use crate::env::Env;
 use crate::files::{FileRange, NoFileReplies};
 use crate::framing::Framing;
@@ -13,6 +13,7 @@ use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoO
 use crate::output::{Output, ReplyStart};
 use crate::pool::Chunk;
 use crate::service::Pieces;
+use crate::session::Session;
 use crate::tasks::Task;
 
 /// Where the replies to one message go.
@@ -263,8 +264,20 @@ impl Reply<'_> {
         written
     }
 
+    /// Sends what a deferred answer says, or has the service go on with it.
+    pub(crate) fn answer(&mut self, answer: Answer, session: &mut dyn Session) {
+        match answer {
+            Answer::Bytes(body) => self.owned(body),
+            Answer::Chunk(chunk) => self.chunk(chunk),
+            Answer::Parts(head, body, end) => self.parts(|tail| tail.extend_from_slice(&head), body, end),
+            Answer::Pieces(body) => self.collected(body),
+            Answer::Resume(state) => session.resume(state, self),
+            Answer::Nothing | Answer::Abandoned => {}
+        }
+    }
+
     /// Sends one reply of the pieces that were collected for it.
-    pub(crate) fn collected(&mut self, body: Output) {
+    fn collected(&mut self, body: Output) {
         // Ranges of files were refused already where there are none.
         if self.pieces(|pieces| pieces.append(body)).is_err() {
             self.close = true;

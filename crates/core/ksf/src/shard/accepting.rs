@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::assisted::AssistState;
 use super::erased::{AnyService, LocalService};
+use super::stream::Stream;
 use super::{Conn, HALVES, ListenerKind, Phase, Shard, ShardListener};
 use crate::adopt::{Adopted, Place};
 use crate::engine::syscalls::{accept_now, set_nonblocking};
@@ -64,7 +65,7 @@ impl<E: Engine> Shard<E> {
         }
         self.env.service = self.services.len() as u32;
         let local = service.start(&mut self.env)?;
-        if local.has_turn_end() {
+        if local.info().has_turn_end {
             self.batching.push((self.env.service, Rc::clone(&local)));
         }
         self.services.push((identity, Rc::clone(&local)));
@@ -117,7 +118,7 @@ impl<E: Engine> Shard<E> {
         // After attaching: the engine's first receive finds what arrived before.
         self.engine.open(key, fd, reading);
         self.places[index as usize].conn = Some(Conn {
-            stream,
+            stream: Stream::Served(stream),
             assist,
             socket,
             reading,

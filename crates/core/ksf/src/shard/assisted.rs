@@ -3,8 +3,8 @@
 use std::mem;
 use std::os::fd::BorrowedFd;
 
-use super::erased::Stream;
 use crate::assist::AssistConn;
+use crate::connection::Connection;
 use crate::env::Env;
 use crate::limits::{Limits, SomeTime, Time};
 
@@ -30,7 +30,7 @@ pub(super) struct AssistState {
     pub(super) lone_messages: u8,
     /// How many it takes: more when the peer was seen to pipeline.
     lone_wanted: u8,
-    messages_seen: u64,
+    messages_seen: u32,
     received_seen: u64,
     waiting_since: SomeTime,
     /// Reply bytes of the kernel half at the last look.
@@ -89,7 +89,7 @@ impl AssistState {
     }
 
     /// Whether user space may send or close: only when TCP has taken what the kernel half queued.
-    pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> Turn {
+    pub(super) fn whose_turn(&mut self, socket: BorrowedFd<'_>, stream: &Connection, env: &Env) -> Turn {
         if self.conn.drained(socket, stream.sent_bytes()) {
             self.waiting_since = SomeTime::NONE;
             return Turn::Ours;
@@ -101,9 +101,9 @@ impl AssistState {
     }
 
     /// True while messages come one at a time.
-    fn is_lone(&mut self, stream: &dyn Stream) -> bool {
-        let fresh = stream.messages() - self.messages_seen;
-        self.messages_seen += fresh;
+    fn is_lone(&mut self, stream: &Connection) -> bool {
+        let fresh = u64::from(stream.messages().wrapping_sub(self.messages_seen));
+        self.messages_seen = stream.messages();
         let fresh_bytes = stream.received_bytes() - self.received_seen;
         self.received_seen += fresh_bytes;
         // Without framing all that came together is one message. What came to the kernel half, one by one, tells.
@@ -125,7 +125,7 @@ impl AssistState {
     }
 
     /// Told before a batch that answers everything: its receiver may send the next message before this thread goes on.
-    pub(super) fn settle_ahead(&mut self, socket: BorrowedFd<'_>, stream: &dyn Stream, batch_bytes: usize) {
+    pub(super) fn settle_ahead(&mut self, socket: BorrowedFd<'_>, stream: &Connection, batch_bytes: usize) {
         if self.is_lone(stream) {
             let sent_after = stream.sent_bytes() + batch_bytes as u64;
             self.conn.settle_ahead(socket, stream.received_bytes(), sent_after);
@@ -133,7 +133,7 @@ impl AssistState {
     }
 
     /// Gives a quiet, settled connection to the kernel half. True if the engine need not look for bytes.
-    pub(super) fn hand_over(&mut self, settled: bool, socket: BorrowedFd<'_>, stream: &dyn Stream, env: &Env) -> bool {
+    pub(super) fn hand_over(&mut self, settled: bool, socket: BorrowedFd<'_>, stream: &Connection, env: &Env) -> bool {
         if !settled || !self.is_lone(stream) {
             return false;
         }
@@ -153,7 +153,7 @@ impl AssistState {
     }
 
     /// Looks at what no event tells of: often while the kernel half answers, rarely while nothing happens.
-    pub(super) fn look(&mut self, socket: BorrowedFd<'_>, stream: &mut dyn Stream, env: &Env) -> Look {
+    pub(super) fn look(&mut self, socket: BorrowedFd<'_>, stream: &mut Connection, env: &Env) -> Look {
         // What the kernel half answers is activity, too.
         let replied = self.conn.replied_bytes();
         let busy = mem::replace(&mut self.replied_seen, replied) != replied;

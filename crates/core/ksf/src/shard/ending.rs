@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::stream::Stream;
 use super::{Conn, Draining, Lingering, Phase, Shard};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
@@ -20,17 +21,16 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
-        let ends = conn.stream.saw_eof() || conn.stream.closes_at_once();
-        let linger_timeout_ms = conn.stream.limits(&self.env).linger_timeout_ms;
-        let lingers = !ends && linger_timeout_ms > 0;
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
-        if !lingers || ended.is_err() {
-            self.release(index, reason);
-            return;
+        let Stream::Served(stream) = &conn.stream else { return self.release(index, reason) };
+        let ends = stream.saw_eof() || stream.closes_at_once();
+        let linger_timeout_ms = stream.limits(&self.env).linger_timeout_ms;
+        if ends || linger_timeout_ms == 0 || ended.is_err() {
+            return self.release(index, reason);
         }
         let deadline = self.env.now.plus_ms(linger_timeout_ms);
         conn.phase = Phase::Lingering(reason);
-        conn.lingering = Some(Box::new(Lingering { deadline, received_before: conn.stream.received_bytes() }));
+        conn.lingering = Some(Box::new(Lingering { deadline, received_before: stream.received_bytes() }));
         if conn.reading != Reading::Sparing {
             conn.reading = Reading::Sparing;
             self.engine.set_reading(key, Reading::Sparing);
@@ -43,9 +43,10 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let Some(Lingering { received_before, .. }) = conn.lingering.as_deref() else { return };
-        let thrown_away = conn.stream.received_bytes() - received_before;
-        let room = (conn.stream.limits(&self.env).linger_bytes_max as u64).saturating_sub(thrown_away);
-        if conn.stream.saw_eof() {
+        let Stream::Served(stream) = &conn.stream else { return };
+        let thrown_away = stream.received_bytes() - received_before;
+        let room = (stream.limits(&self.env).linger_bytes_max as u64).saturating_sub(thrown_away);
+        if stream.saw_eof() {
             self.release(index, reason);
         } else if room < self.env.pool.slot_bytes() as u64 && thrown_away > 0 {
             // It is not about to read its replies. What it has sent already, or sends next, makes the kernel reset it.
@@ -106,13 +107,13 @@ impl<E: Engine> Shard<E> {
     /// Closes the socket and frees the place.
     pub(super) fn forget(&mut self, index: u32, reason: CloseReason) {
         let place = &mut self.places[index as usize];
-        let Some(mut conn) = place.conn.take() else { return };
+        let Some(conn) = place.conn.take() else { return };
         place.generation = place.generation.wrapping_add(1);
         if let Some(assist) = conn.assist {
             self.tokens.remove(&assist.conn.token());
         }
         drop(conn.socket);
-        let served = conn.stream.outgoing().is_none();
+        let served = matches!(conn.stream, Stream::Served(_));
         conn.stream.end(&mut self.env);
         self.deadlines.remove(index);
         self.free.push(index);

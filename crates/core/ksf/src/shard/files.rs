@@ -40,15 +40,15 @@ impl<E: Engine> Shard<E> {
                     service.files_have_room(&mut self.env);
                 }
                 Some(Waiter::Reply(key)) => {
-                    let Some((stream, env)) = self.stream(key) else { continue };
-                    stream.file_not_read();
-                    if let Some(range) = stream.file_to_read(env.now) {
+                    let Some((conn, env)) = self.served(key) else { continue };
+                    conn.file_not_read();
+                    if let Some(range) = conn.file_to_read(env.now) {
                         self.read_file(key, range);
                     }
                 }
                 Some(Waiter::Messages(key)) => {
-                    if let Some((stream, env)) = self.stream(key) {
-                        stream.files_have_room(env);
+                    if let Some((conn, env)) = self.served(key) {
+                        conn.files_have_room(env);
                     }
                 }
             }
@@ -80,8 +80,8 @@ impl<E: Engine> Shard<E> {
         let FileOp::Read { file, offset, bytes, into, .. } = done.op else { return };
         let range = FileRange { file, offset, bytes };
         let read = done.result.map(|_| into);
-        if let Some((stream, env)) = self.stream(key)
-            && !stream.file_read(&range, read, env)
+        if let Some((conn, env)) = self.served(key)
+            && !conn.file_read(&range, read, env)
         {
             self.abort(key.index, CloseReason::FileRange);
         }

@@ -4,7 +4,9 @@ use std::mem;
 use std::os::fd::AsFd;
 
 use super::assisted::Turn;
+use super::stream::Stream;
 use super::{Conn, Phase, Shard};
+use crate::connection::input::DIRECT_BYTES_MIN;
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::service::ConnKey;
@@ -34,6 +36,7 @@ impl<E: Engine> Shard<E> {
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
         let Conn { stream, assist, socket, phase, .. } = conn;
+        let Stream::Served(stream) = stream else { return self.look_after_outgoing(key) };
         let broken = *phase == Phase::Open && assist.as_ref().is_some_and(|assist| assist.conn.is_broken());
         if broken {
             // First of all: a receive that says "end" too early would say so again and again.
@@ -103,13 +106,12 @@ impl<E: Engine> Shard<E> {
             self.read_file(key, range);
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
-        let Conn { stream, .. } = conn;
-        if let Some(upstream) = conn.upstream {
+        if let (Some(upstream), Stream::Served(stream)) = (conn.upstream, &conn.stream) {
             let pause = stream.queued_bytes() > self.env.limits.out_queue_bytes_max || stream.awaits_room();
             self.pace_exchange(upstream, pause);
         }
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
-        let Conn { stream, assist, socket, .. } = conn;
+        let Conn { stream: Stream::Served(stream), assist, socket, .. } = conn else { return };
         if !again && let Some(reason) = stream.finished() {
             self.finish(index, reason);
             return;
@@ -135,9 +137,33 @@ impl<E: Engine> Shard<E> {
         // Earlier bytes of the message may still be under way; the engine tells when they are not.
         if reading == Reading::Direct
             && self.engine.is_quiet(key)
-            && let Some(direct) = stream.lend_buffer(&mut self.env)
+            && let Some(direct) = stream.lend_buffer(DIRECT_BYTES_MIN, &mut self.env)
         {
             self.engine.receive_direct(key, direct);
+        }
+    }
+
+    /// The same of a connection that was dialed: no kernel half is in front of it, and it does not linger.
+    fn look_after_outgoing(&mut self, key: ConnKey) {
+        let Some(conn) = self.places[key.index as usize].conn.as_mut().filter(|conn| conn.phase == Phase::Open) else {
+            return;
+        };
+        let Stream::Outgoing(outgoing) = &mut conn.stream else { return };
+        if self.draining.is_some() {
+            outgoing.drain();
+        }
+        if let Some(batch) = outgoing.take_batch(self.env.now) {
+            let (bytes, done) = self.engine.send(key, batch, false, &mut self.env);
+            outgoing.sent(bytes, done, &mut self.env);
+        }
+        if let Some(reason) = outgoing.finished() {
+            return self.finish(key.index, reason);
+        }
+        let reading = if outgoing.reads() { Reading::On } else { Reading::Off };
+        if reading != conn.reading {
+            self.env.stats.reads_paused.add(u64::from(reading == Reading::Off && !outgoing.saw_eof()));
+            conn.reading = reading;
+            self.engine.set_reading(key, reading);
         }
     }
 }

@@ -47,7 +47,7 @@ impl<E: Engine> Shard<E> {
         match mail {
             Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
                 let delivered =
-                    self.stream(key).is_some_and(|(stream, env)| stream.answer(ticket, work_bytes, answer, env));
+                    self.served(key).is_some_and(|(conn, env)| conn.answer(ticket, work_bytes, answer, env));
                 if !delivered {
                     self.env.stats.replies_too_late.add(1);
                 }

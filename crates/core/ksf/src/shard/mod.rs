@@ -14,6 +14,7 @@ use std::{io, mem};
 
 use crate::adopt::{Adopter, OpenConnections};
 use crate::assist::Assist;
+use crate::connection::Connection;
 use crate::deferred::Mail;
 use crate::engine::syscalls::preemptions;
 use crate::engine::{Engine, Event, Reading, Wait};
@@ -31,12 +32,14 @@ use crate::stats::Stats;
 
 mod accepting;
 mod assisted;
+mod datagrams;
 mod ending;
 mod erased;
 mod files;
 mod look_after;
 mod mail;
 mod outgoing;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod ticks;
@@ -44,8 +47,11 @@ mod timer_wheel;
 
 use accepting::spare_fd;
 use assisted::AssistState;
+use datagrams::DatagramService;
 pub(crate) use erased::AnyService;
-use erased::{Datagrams, LocalService, Stream};
+use erased::LocalService;
+use outgoing::Outgoing;
+use stream::Stream;
 pub(crate) use ticks::now;
 use ticks::{NEVER, timer};
 use timer_wheel::TimerWheel;
@@ -78,7 +84,7 @@ struct Place {
 }
 
 struct Conn {
-    stream: Box<dyn Stream>,
+    stream: Stream,
     /// Taken out of the kernel half before the socket is closed: fields drop in this order.
     /// Boxed, because the table of connections has room for more than there are.
     assist: Option<Box<AssistState>>,
@@ -132,7 +138,7 @@ pub(crate) struct Shard<E: Engine> {
     services: Vec<(usize, Rc<dyn LocalService>)>,
     /// Those that want to hear of the end of a turn, by their number.
     batching: Vec<(u32, Rc<dyn LocalService>)>,
-    datagrams: Vec<Option<Box<dyn Datagrams>>>,
+    datagrams: Vec<Option<Box<DatagramService>>>,
     /// Those that are not read for now.
     datagrams_stopped: Vec<bool>,
     halves: Vec<Arc<dyn Assist>>,
@@ -399,7 +405,7 @@ impl<E: Engine> Shard<E> {
     /// again and memory became free.
     fn has_work_left(&self) -> bool {
         let env = &self.env;
-        let unended = self.batching.iter().any(|(_, service)| service.waits_for_turn_end());
+        let unended = self.batching.iter().any(|(_, service)| service.info().waits_for_turn_end());
         let answered = !env.answered.is_empty() || env.released || !env.gated.is_empty();
         unended || answered || !env.exchange_work.is_empty() || env.budget.may_proceed(&env.limits)
     }
@@ -415,7 +421,7 @@ impl<E: Engine> Shard<E> {
                 }
             }
             Event::ReceivedDirect { conn, direct, bytes } => {
-                if let Some((conn, env)) = self.stream(conn) {
+                if let Some((conn, env)) = self.served(conn) {
                     conn.received_direct(direct, bytes, env);
                 }
             }
@@ -452,13 +458,25 @@ impl<E: Engine> Shard<E> {
     }
 
     /// The connection's stream, which will be looked after at the end of the turn.
-    fn stream(&mut self, key: ConnKey) -> Option<(&mut dyn Stream, &mut Env)> {
+    fn stream(&mut self, key: ConnKey) -> Option<(&mut Stream, &mut Env)> {
         let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation)?;
         let conn = place.conn.as_mut().filter(|conn| !matches!(conn.phase, Phase::Releasing(_)))?;
         if !mem::replace(&mut conn.touched, true) {
             self.touched.push(key.index);
         }
-        Some((&mut *conn.stream, &mut self.env))
+        Some((&mut conn.stream, &mut self.env))
+    }
+
+    /// The same of a connection that a service answers.
+    fn served(&mut self, key: ConnKey) -> Option<(&mut Connection, &mut Env)> {
+        let (stream, env) = self.stream(key)?;
+        Some((stream.served()?, env))
+    }
+
+    /// The same of an outgoing connection.
+    fn outgoing(&mut self, key: ConnKey) -> Option<(&mut Outgoing, &mut Env)> {
+        let (stream, env) = self.stream(key)?;
+        Some((stream.outgoing()?, env))
     }
 
     /// The messages of the turn are through: services commit what they did, and what was answered meanwhile, or waited
@@ -501,8 +519,8 @@ impl<E: Engine> Shard<E> {
                     return false;
                 }
                 let closed = self.env.gates.wait(*gate, shard);
-                if !closed && let Some((stream, env)) = self.stream(*key) {
-                    stream.open_gates(env);
+                if !closed && let Some((conn, env)) = self.served(*key) {
+                    conn.open_gates(env);
                 }
                 closed
             });
@@ -529,8 +547,8 @@ impl<E: Engine> Shard<E> {
         }
         for _ in 0..self.env.budget.waiting() {
             let Some(key) = self.env.budget.next_to_proceed(&self.env.limits) else { break };
-            if let Some((stream, env)) = self.stream(key) {
-                stream.proceed(env);
+            if let Some((conn, env)) = self.served(key) {
+                conn.proceed(env);
             }
         }
     }
@@ -541,10 +559,10 @@ impl<E: Engine> Shard<E> {
         self.env.stats.memory_stops.add(u64::from(overfull));
         for index in 0..self.places.len() as u32 {
             let key = ConnKey { index, generation: self.places[index as usize].generation };
-            if let Some((stream, env)) = self.stream(key)
+            if let Some((conn, env)) = self.served(key)
                 && !overfull
             {
-                stream.read_again(env);
+                conn.read_again(env);
             }
         }
     }
@@ -553,7 +571,7 @@ impl<E: Engine> Shard<E> {
         let now = self.env.now;
         let Some(place) = self.places.get_mut(key.index as usize) else { return };
         if place.generation == key.generation
-            && let Some(Conn { assist: Some(assist), socket, stream, .. }) = &mut place.conn
+            && let Some(Conn { assist: Some(assist), socket, stream: Stream::Served(stream), .. }) = &mut place.conn
         {
             let received_bytes = stream.received_bytes();
             let since = assist.end_since(received_bytes, now);
@@ -597,7 +615,8 @@ impl<E: Engine> Shard<E> {
     /// be parked again, or it would never be received.
     fn unparked(&mut self, key: ConnKey) {
         if self.stream(key).is_some()
-            && let Some(Conn { assist: Some(assist), stream, .. }) = &mut self.places[key.index as usize].conn
+            && let Some(Conn { assist: Some(assist), stream: Stream::Served(stream), .. }) =
+                &mut self.places[key.index as usize].conn
         {
             assist.expect(stream.received_bytes(), self.env.now);
         }

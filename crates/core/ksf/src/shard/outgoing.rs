@@ -4,26 +4,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::erased::Stream;
+use super::stream::Stream;
 use super::{Conn, Phase, Place, Shard};
-use crate::buffers::Buffer;
-use crate::cutter::Direct;
-use crate::deferred::Answer;
 use crate::engine::{Engine, Reading};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::files::{FileError, FileRange};
-use crate::limits::{Limits, Time};
+use crate::limits::Time;
 use crate::outgoing::{ExchangeRequest, ExchangeWork, Failure, Upstream};
-use crate::output::{Output, SendBatch, Spares};
+use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{COPY_BYTES_MAX, ConnKey};
 
 /// Rounds of work for exchanges and looking after in one turn, before events get their turn.
 const ROUNDS_MAX: u32 = 8;
 
-/// One outgoing connection. To the shard it is a stream as any other, whose messages go to its owner.
-pub(crate) struct Outgoing {
+/// One outgoing connection. What it receives goes to its owner.
+pub(super) struct Outgoing {
     key: ConnKey,
     to: SocketAddr,
     /// The connection whose exchange it serves; none while it is kept.
@@ -41,8 +37,6 @@ pub(crate) struct Outgoing {
     eof: bool,
     closing: Option<CloseReason>,
     failure: Failure,
-    received_bytes: u64,
-    sent_bytes: u64,
     last_activity: Time,
     last_send_progress: Time,
 }
@@ -63,8 +57,6 @@ impl Outgoing {
             eof: false,
             closing: None,
             failure: Failure::Reset,
-            received_bytes: 0,
-            sent_bytes: 0,
             last_activity: now,
             last_send_progress: now,
         }
@@ -116,11 +108,8 @@ impl Outgoing {
     fn is_clean(&self) -> bool {
         self.connected && !self.sending && self.output.is_empty() && !self.eof && self.closing.is_none()
     }
-}
 
-impl Stream for Outgoing {
-    fn receive(&mut self, chunk: Chunk, env: &mut Env) {
-        self.received_bytes += chunk.len() as u64;
+    pub(super) fn receive(&mut self, chunk: Chunk, env: &mut Env) {
         self.last_activity = env.now;
         env.stats.outgoing_bytes_in.add(chunk.len() as u64);
         if self.owner.is_some() {
@@ -130,25 +119,24 @@ impl Stream for Outgoing {
             self.closing = Some(CloseReason::MalformedFrame);
         }
     }
-    fn lend_buffer(&mut self, _: &mut Env) -> Option<Direct> {
-        // What it receives is passed on as it comes.
-        None
-    }
-    fn received_direct(&mut self, _: Direct, _: usize, _: &mut Env) {}
-    fn peer_closed(&mut self, env: &mut Env) {
+
+    pub(super) fn peer_closed(&mut self, env: &mut Env) {
         self.eof = true;
         self.tell(Upstream::Ended, env);
         if self.owner.is_none() {
             self.closing = Some(CloseReason::PeerClosed);
         }
     }
-    fn drain(&mut self, _: &mut Env) {
+
+    pub(super) fn drain(&mut self) {
         if self.owner.is_none() {
             self.closing = Some(CloseReason::Drained);
         }
     }
-    fn take_batch(&mut self, now: Time, _: &mut Spares) -> Option<SendBatch> {
-        if !self.has_output() {
+
+    /// Everything that waits to be sent, unless a batch is under way already.
+    pub(super) fn take_batch(&mut self, now: Time) -> Option<SendBatch> {
+        if !self.connected || self.sending || self.output.is_empty() {
             return None;
         }
         self.sending = true;
@@ -156,9 +144,10 @@ impl Stream for Outgoing {
         self.last_send_progress = now;
         Some(self.output.take())
     }
-    fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
+
+    /// The engine sent `bytes` more; `done` when the batch is complete.
+    pub(super) fn sent(&mut self, bytes: usize, done: bool, env: &mut Env) {
         self.sending_bytes -= bytes;
-        self.sent_bytes += bytes as u64;
         env.stats.outgoing_bytes_out.add(bytes as u64);
         if bytes > 0 {
             self.last_activity = env.now;
@@ -174,7 +163,8 @@ impl Stream for Outgoing {
             env.exchange_work.push(ExchangeWork::Room { to, by: self.key });
         }
     }
-    fn tick(&mut self, env: &mut Env) -> Option<CloseReason> {
+
+    pub(super) fn tick(&mut self, env: &Env) -> Option<CloseReason> {
         let (deadline, failure, reason) = self.limit(env);
         if deadline.is_none_or(|at| env.now < at) {
             return None;
@@ -182,84 +172,33 @@ impl Stream for Outgoing {
         self.failure = failure;
         Some(reason)
     }
-    fn deadline(&self, env: &Env) -> Option<Time> {
+
+    pub(super) fn deadline(&self, env: &Env) -> Option<Time> {
         self.limit(env).0
     }
-    fn reading(&mut self, _: &mut Env) -> Reading {
-        let reads = self.connected && !self.paused && !self.eof && self.closing.is_none();
-        if reads { Reading::On } else { Reading::Off }
-    }
-    fn limits<'e>(&self, env: &'e Env) -> &'e Limits {
-        &env.limits
-    }
-    fn finished(&self) -> Option<CloseReason> {
-        self.closing
-    }
-    fn is_closing(&self) -> bool {
-        self.closing.is_some()
-    }
-    fn closes_at_once(&self) -> bool {
-        true
-    }
-    fn saw_eof(&self) -> bool {
-        self.eof
-    }
-    fn file_to_read(&mut self, _: Time) -> Option<FileRange> {
-        None
-    }
-    fn file_not_read(&mut self) {}
-    fn files_have_room(&mut self, _: &mut Env) {}
-    fn file_read(&mut self, _: &FileRange, _: Result<Buffer, FileError>, _: &mut Env) -> bool {
-        true
-    }
-    fn file_follows(&self) -> bool {
-        false
-    }
-    fn has_output(&self) -> bool {
-        self.connected && !self.sending && !self.output.is_empty()
-    }
-    fn queued_bytes(&self) -> usize {
-        self.output.len() + self.sending_bytes
-    }
-    fn received_bytes(&self) -> u64 {
-        self.received_bytes
-    }
-    fn sent_bytes(&self) -> u64 {
-        self.sent_bytes
-    }
-    fn outgoing(&mut self) -> Option<&mut Outgoing> {
-        Some(self)
-    }
-    fn end(self: Box<Self>, env: &mut Env) {
-        env.budget.recount_replies(self.counted_bytes, 0);
-        self.output.recycle(&mut env.spares);
+
+    /// True while bytes are to be received.
+    pub(super) fn reads(&self) -> bool {
+        self.connected && !self.paused && !self.eof && self.closing.is_none()
     }
 
-    // No messages, no answers, no kernel half.
-    fn answer(&mut self, _: u64, _: usize, _: Answer, _: &mut Env) -> bool {
-        false
+    pub(super) fn saw_eof(&self) -> bool {
+        self.eof
     }
-    fn open_gates(&mut self, _: &mut Env) {}
-    fn proceed(&mut self, _: &mut Env) {}
-    fn read_again(&mut self, _: &Env) {}
-    fn upstream(&mut self, _: Upstream, _: &mut Env) {}
-    fn set_full(&mut self, _: bool, _: &mut Env) {}
-    fn passed(&mut self, _: usize, _: &mut Env) {}
-    fn awaits_room(&self) -> bool {
-        false
+
+    /// The reason to close for.
+    pub(super) fn finished(&self) -> Option<CloseReason> {
+        self.closing
     }
-    fn note_activity(&mut self, _: Time) {}
-    fn is_settled(&self) -> bool {
-        false
+
+    /// Bytes that wait for the other end.
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.output.len() + self.sending_bytes
     }
-    fn owes_only_the_batch(&self) -> bool {
-        false
-    }
-    fn ends_with_the_batch(&self) -> bool {
-        false
-    }
-    fn messages(&self) -> u64 {
-        0
+
+    pub(super) fn end(self: Box<Self>, env: &mut Env) {
+        env.budget.recount_replies(self.counted_bytes, 0);
+        self.output.recycle(&mut env.spares);
     }
 }
 
@@ -293,9 +232,9 @@ impl<E: Engine> Shard<E> {
                 ExchangeWork::Deliver { to, by, event } => self.deliver(to, by, event),
                 ExchangeWork::Room { to, by } => {
                     if self.upstream_of(to) == Some(by)
-                        && let Some((stream, env)) = self.stream(to)
+                        && let Some((owner, env)) = self.served(to)
                     {
-                        stream.set_full(false, env);
+                        owner.set_full(false, env);
                     }
                 }
             }
@@ -316,8 +255,8 @@ impl<E: Engine> Shard<E> {
     fn dial(&mut self, from: ConnKey, to: SocketAddr, reuse: bool) {
         self.hang_up(from, false);
         // What was passed on before may have filled the connection that is hung up, and the next one is not that.
-        match self.stream(from) {
-            Some((stream, env)) => stream.set_full(false, env),
+        match self.served(from) {
+            Some((owner, env)) => owner.set_full(false, env),
             None => return,
         }
         if reuse && let Some(upstream) = self.take_idle(to, from) {
@@ -330,7 +269,7 @@ impl<E: Engine> Shard<E> {
             Ok(socket) => {
                 let key = self.free_place();
                 let fd = socket.as_raw_fd();
-                let stream = Box::new(Outgoing::new(key, to, from, self.env.now));
+                let stream = Stream::Outgoing(Box::new(Outgoing::new(key, to, from, self.env.now)));
                 self.engine.open(key, fd, Reading::Off);
                 self.places[key.index as usize].conn = Some(Conn {
                     stream,
@@ -352,8 +291,8 @@ impl<E: Engine> Shard<E> {
             }
             Err(_) => {
                 self.env.stats.dials_failed.add(1);
-                if let Some((stream, env)) = self.stream(from) {
-                    stream.upstream(Upstream::Failed(Failure::NoResources), env);
+                if let Some((owner, env)) = self.served(from) {
+                    owner.upstream(Upstream::Failed(Failure::NoResources), env);
                 }
             }
         }
@@ -364,8 +303,7 @@ impl<E: Engine> Shard<E> {
         let now = self.env.now;
         loop {
             let key = self.idle.get_mut(&to)?.pop()?;
-            let Some((stream, _)) = self.stream(key) else { continue };
-            let Some(outgoing) = stream.outgoing().filter(|outgoing| outgoing.is_clean()) else { continue };
+            let Some((outgoing, _)) = self.outgoing(key).filter(|(outgoing, _)| outgoing.is_clean()) else { continue };
             outgoing.owner = Some(owner);
             outgoing.last_activity = now;
             if let Some(conn) = self.open_conn(owner) {
@@ -377,8 +315,7 @@ impl<E: Engine> Shard<E> {
 
     /// The engine connected, or could not.
     pub(super) fn connected(&mut self, key: ConnKey, error: Option<&io::Error>) {
-        let Some((stream, env)) = self.stream(key) else { return };
-        let Some(outgoing) = stream.outgoing() else { return };
+        let Some((outgoing, env)) = self.outgoing(key) else { return };
         match error {
             None => {
                 outgoing.connected = true;
@@ -397,15 +334,14 @@ impl<E: Engine> Shard<E> {
         let passed_bytes = bytes.len();
         self.hand_over(from, bytes);
         // Counted there, or gone.
-        if let Some((owner, env)) = self.stream(from) {
+        if let Some((owner, env)) = self.served(from) {
             owner.passed(passed_bytes, env);
         }
     }
 
     fn hand_over(&mut self, from: ConnKey, bytes: Chunk) {
         let Some(upstream) = self.upstream_of(from) else { return };
-        let Some((stream, env)) = self.stream(upstream) else { return };
-        let Some(outgoing) = stream.outgoing() else { return };
+        let Some((outgoing, env)) = self.outgoing(upstream) else { return };
         if bytes.len() <= COPY_BYTES_MAX || !bytes.keep() {
             outgoing.output.tail(&mut env.spares).extend_from_slice(&bytes);
         } else {
@@ -414,7 +350,7 @@ impl<E: Engine> Shard<E> {
         outgoing.recount(env);
         if !outgoing.full && outgoing.is_full(env) {
             outgoing.full = true;
-            if let Some((owner, env)) = self.stream(from) {
+            if let Some((owner, env)) = self.served(from) {
                 owner.set_full(true, env);
             }
         }
@@ -423,8 +359,7 @@ impl<E: Engine> Shard<E> {
     fn hang_up(&mut self, from: ConnKey, keep: bool) {
         let Some(upstream) = self.open_conn(from).and_then(|owner| owner.upstream.take()) else { return };
         let (now, idle_max, draining) = (self.env.now, self.env.limits.upstreams_idle_max, self.draining.is_some());
-        let Some((stream, _)) = self.stream(upstream) else { return };
-        let Some(outgoing) = stream.outgoing() else { return };
+        let Some((outgoing, _)) = self.outgoing(upstream) else { return };
         outgoing.owner = None;
         outgoing.last_activity = now;
         outgoing.paused = false;
@@ -442,8 +377,8 @@ impl<E: Engine> Shard<E> {
         if matches!(event, Upstream::Failed(_)) {
             owner.upstream = None;
         }
-        if let Some((stream, env)) = self.stream(to) {
-            stream.upstream(event, env);
+        if let Some((owner, env)) = self.served(to) {
+            owner.upstream(event, env);
         }
     }
 
@@ -461,11 +396,9 @@ impl<E: Engine> Shard<E> {
                 }
             }
         } else if let Some(upstream) = conn.upstream.take()
-            && let Some((stream, _)) = self.stream(upstream)
+            && let Some((outgoing, _)) = self.outgoing(upstream)
         {
-            if let Some(outgoing) = stream.outgoing() {
-                outgoing.owner = None;
-            }
+            outgoing.owner = None;
             self.release(upstream.index, CloseReason::Service);
         }
     }
@@ -476,8 +409,7 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.open_conn(upstream) else { return };
         let Some(outgoing) = conn.stream.outgoing() else { return };
         if outgoing.paused != pause
-            && let Some((stream, env)) = self.stream(upstream)
-            && let Some(outgoing) = stream.outgoing()
+            && let Some((outgoing, env)) = self.outgoing(upstream)
         {
             outgoing.paused = pause;
             // Its silence was not its own.

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use super::assisted::Look;
+use super::stream::Stream;
 use super::{Draining, Phase, Shard};
 use crate::engine::Engine;
 use crate::error::CloseReason;
@@ -69,7 +70,7 @@ impl<E: Engine> Shard<E> {
         // Their turn end is that of the next turn, which does not wait then.
         for number in self.env.take_due_wakes() {
             if let Some((_, service)) = self.services.get(number as usize) {
-                service.wake();
+                service.info().active.set(true);
             }
         }
         for (listener, _) in self.accept_again.extract_if(.., |(_, when)| *when <= now) {
@@ -126,8 +127,8 @@ impl<E: Engine> Shard<E> {
             Phase::Open => {
                 let was_closing = conn.stream.is_closing();
                 let mut touch = false;
-                if let Some(assist) = &mut conn.assist {
-                    match assist.look(conn.socket.as_fd(), &mut *conn.stream, &self.env) {
+                if let (Some(assist), Stream::Served(stream)) = (&mut conn.assist, &mut conn.stream) {
+                    match assist.look(conn.socket.as_fd(), stream, &self.env) {
                         Look::Quiet => {}
                         Look::Due => touch = true,
                         Look::Lost => {

@@ -78,7 +78,7 @@ pub const KEY: ConnKey = ConnKey { index: 0, generation: 0 };
 pub struct Bench {
     pub env: Env,
     pub service: Arc<Recorder>,
-    pub conn: Connection<Recorder>,
+    pub conn: Box<Connection>,
     /// What the peer has received.
     pub got: Vec<u8>,
 }

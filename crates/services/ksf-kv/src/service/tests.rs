@@ -90,7 +90,7 @@ struct World {
     env: Env,
     service: Arc<Watched>,
     on: OnShard<Watched>,
-    conns: Vec<Option<Connection<Watched>>>,
+    conns: Vec<Option<Box<Connection>>>,
     /// Shards to which nothing happens.
     _idle: Vec<KvShard>,
     _folder: Folder,

@@ -32,19 +32,19 @@ impl Answers for Taken {
 }
 
 /// One connection: bytes go in, bytes come out.
-pub(crate) struct Wire<S: ShardService> {
+pub(crate) struct Wire {
     env: Env,
-    connection: Connection<S>,
+    connection: Box<Connection>,
 }
 
-impl<S: ShardService> Wire<S> {
+impl Wire {
     /// A fresh connection with default limits.
-    pub(crate) fn new(service: &Arc<S>) -> Self {
+    pub(crate) fn new<S: ShardService>(service: &Arc<S>) -> Self {
         Self::with_limits(service, Limits::default())
     }
 
     /// A fresh connection.
-    pub(crate) fn with_limits(service: &Arc<S>, limits: Limits) -> Self {
+    pub(crate) fn with_limits<S: ShardService>(service: &Arc<S>, limits: Limits) -> Self {
         let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 64).expect("64 slots");
         let mut env = Env::new(limits, pool).expect("an event descriptor");
         let state = service.start(&mut Turn::new(&mut env)).expect("the service starts");

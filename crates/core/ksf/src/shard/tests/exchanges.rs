@@ -46,7 +46,7 @@ impl Service for PassesOn {
 /// Bytes that outgoing connections hold.
 fn held_bytes<E: Engine>(shard: &mut Shard<E>) -> usize {
     let streams = shard.places.iter_mut().filter_map(|place| place.conn.as_mut()).map(|conn| &mut conn.stream);
-    streams.filter_map(|stream| stream.outgoing().is_some().then(|| stream.queued_bytes())).sum()
+    streams.filter_map(|stream| stream.outgoing()).map(|outgoing| outgoing.queued_bytes()).sum()
 }
 
 /// Writes as much as fits.

@@ -3,6 +3,7 @@
 use super::super::timer_wheel::NODE_BYTES;
 use super::*;
 use crate::connection::Connection;
+use crate::session::SessionOf;
 
 /// Each part is at most as large as it is today: who adds a field to one says here why all connections pay for it. State that
 /// is empty unless something goes on belongs into a box ([`Boxes`](crate::boxes::Boxes)), and a time or a count that may
@@ -15,7 +16,7 @@ use crate::connection::Connection;
 #[test]
 fn an_idle_connection_is_small() {
     let parts = [
-        ("the connection", size_of::<Connection<Echo>>(), 232),
+        ("the connection", size_of::<Connection<SessionOf<Echo>>>(), 232),
         ("its place in the table", size_of::<Place>(), 64),
         ("its state in io_uring", Uring::CONN_BYTES, 64),
         ("its state in epoll", Epoll::CONN_BYTES, 64),
@@ -26,6 +27,6 @@ fn an_idle_connection_is_small() {
         assert!(bytes <= most, "{part} takes {bytes} bytes");
     }
     let engine = Uring::CONN_BYTES.max(Epoll::CONN_BYTES);
-    let all = size_of::<Connection<Echo>>() + size_of::<Place>() + engine;
+    let all = size_of::<Connection<SessionOf<Echo>>>() + size_of::<Place>() + engine;
     assert!(all <= 360, "{all} bytes for a connection without a kernel half");
 }
