@@ -618,7 +618,7 @@ fn it_reads_fractions_as_redis_does() {
         let (open, of_score) = (format!("({text}"), [text, "m"]);
         let questions: Vec<Vec<&str>> = vec![
             vec!["DEL", "z", "s", "h"],
-            [&["ZADD", "z"], &of_score[..]].concat(),
+            [&["ZADD", "z"][..], &of_score].concat(),
             vec!["ZSCORE", "z", "m"],
             vec!["ZRANGEBYSCORE", "z", text, "+inf"],
             vec!["ZCOUNT", "z", "-inf", text],
@@ -652,14 +652,15 @@ fn it_names_unknown_commands_as_redis_does() {
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
     let (long, name) = ([b'a'; 200], [b'n'; 130]);
-    for words in [
-        &[&b"\xff\xfebad"[..], b"\xe9", b"x\r\ny"][..],
+    let questions: [&[&[u8]]; 6] = [
+        &[b"\xff\xfebad", b"\xe9", b"x\r\ny"],
         &[b"a\0b", b"c\0d", b"e"],
         &[&name, &long[..100], &long[..50], b"behind"],
         &[b"nope", &long, b"behind"],
         &[b"client", b"\xff\r"],
         &[b"cluster", &name, b"x"],
-    ] {
+    ];
+    for words in questions {
         let told = [told_raw(&mut client, words), told_raw(&mut redis.client, words)];
         assert_eq!(told[0].escape_ascii().to_string(), told[1].escape_ascii().to_string(), "{words:?}");
     }

@@ -95,8 +95,8 @@ pub fn into_folder(
         Err(error) => return Err(io_error("making", &partial)(error)),
     }
     let loaded = load_into(files, now_ms, &partial, (options, limits, settings), failed, answered).and_then(|loaded| {
-        if let Some(first) = loaded.first_error {
-            let Loaded { commands, errors, .. } = loaded;
+        if let Some(first) = &loaded.first_error {
+            let (commands, errors, first) = (loaded.commands, loaded.errors, first.clone());
             return Err(IntoFolderError::Refused { commands, errors, first });
         }
         fs::rename(&partial, folder).map_err(io_error("renaming to", folder))?;
