@@ -203,8 +203,9 @@ impl DatagramService {
         }
     }
 
-    pub(super) fn end(mut self: Box<Self>, env: &mut Env) {
-        let Self { info, session, held, put_aside, counted_bytes, .. } = &mut *self;
+    /// Gives the service its state back. No other call follows.
+    pub(super) fn end(&mut self, env: &mut Env) {
+        let Self { info, session, held, put_aside, counted_bytes, .. } = self;
         env.budget.recount_replies(*counted_bytes, 0);
         put_aside.iter().for_each(|(_, chunk)| env.budget.remove_input(chunk.memory_bytes()));
         held.drain(..).for_each(|(_, _, bytes)| env.spares.give(bytes));

@@ -307,7 +307,7 @@ impl<E: Engine> Shard<E> {
     fn close_datagrams(&mut self) {
         // Before any state is given back: what the engine has under way must not come for it any more.
         self.engine.shutdown();
-        for datagrams in self.datagrams.drain(..).flatten() {
+        for mut datagrams in self.datagrams.drain(..).flatten() {
             datagrams.end(&mut self.env);
         }
     }

@@ -196,7 +196,7 @@ impl Outgoing {
         self.output.len() + self.sending_bytes
     }
 
-    pub(super) fn end(self: Box<Self>, env: &mut Env) {
+    pub(super) fn end(self, env: &mut Env) {
         env.budget.recount_replies(self.counted_bytes, 0);
         self.output.recycle(&mut env.spares);
     }
