@@ -36,6 +36,12 @@ pub enum Malformed {
     /// The length of an argument is no number, or above the limit.
     #[error("Protocol error: invalid bulk length")]
     Length,
+    /// A peer that has not authenticated sends more arguments than it may.
+    #[error("Protocol error: unauthenticated multibulk length")]
+    UnauthenticatedCount,
+    /// A peer that has not authenticated sends more bytes than it may.
+    #[error("Protocol error: unauthenticated bulk length")]
+    UnauthenticatedLength,
     /// An argument does not begin with `$`.
     #[error("Protocol error: expected '$', got '{}'", char::from(*.0))]
     NoBulk(u8),

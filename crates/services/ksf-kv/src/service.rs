@@ -23,7 +23,7 @@ use ksf::limits::{Limits, Time};
 use ksf::logged::{After, LoggedReply, LoggedService};
 use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Closer, Profile, Turn, Waker};
-use ksf_proto::resp::{self, Progress, Scan, Spans, Version, Writer};
+use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan, Spans, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{Purpose, WriteId};
@@ -35,10 +35,13 @@ use crate::clients::Clients;
 use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk, DiskError};
-use crate::http;
+use crate::http::{self, STRANGER_BYTES_MAX};
 use crate::medium::{self, MappedLog, Medium};
 use crate::settings::{Durability, Settings};
 
+/// Limits of a command before `AUTH`: those of Redis for arguments, and for the command as a whole.
+const STRANGER_LIMITS: RespLimits =
+    RespLimits { arguments_max: 10, argument_bytes_max: STRANGER_BYTES_MAX, command_bytes_max: STRANGER_BYTES_MAX };
 /// Writes of a log under way at a time: while one is waited for the next ones are on their way.
 const WRITES_MAX: usize = 4;
 /// Bytes of a log that are not on the medium at most, or half a segment if that is less: above it, commands that write wait.
@@ -327,6 +330,26 @@ enum Protocol {
 }
 
 impl KvConn {
+    /// True before `AUTH`, where a password or a near peer is needed. While commands of it wait, which none of a stranger
+    /// do, what they change is not known.
+    fn is_stranger(&self) -> bool {
+        self.session.standing != Standing::Known && self.waiting == 0
+    }
+
+    /// True for a command before `AUTH`, as that is one: it is refused, or changes the limits of those behind it.
+    fn never_waits(&self, asked: Asked<'_>) -> bool {
+        asked.http.is_none() && self.is_stranger()
+    }
+
+    /// What cuts its requests.
+    fn reader(&self) -> http::Reader {
+        match self.session.standing {
+            Standing::Known => http::Reader::default(),
+            Standing::Unknown => http::Reader::of_stranger(401),
+            Standing::Denied => http::Reader::of_stranger(403),
+        }
+    }
+
     /// Has a command wait in its place.
     #[allow(clippy::too_many_arguments, reason = "it is what a command that waits consists of")]
     fn wait(
@@ -375,6 +398,31 @@ impl KvConn {
         let long = if is_short { 0 } else { self.session.reply_bytes_max };
         // The command is counted, too, until it is answered.
         long.saturating_sub(asked.bytes.len()).max(short)
+    }
+}
+
+/// [`resp::scan`] of a peer that has not authenticated, within [`STRANGER_LIMITS`] and the listener's.
+///
+/// # Errors
+///
+/// [`Malformed`], in the words of Redis: above the limits of a stranger other ones than above the listener's.
+fn scan_of_stranger(buf: &[u8], of_listener: &RespLimits, progress: &mut Progress) -> Result<Scan, Malformed> {
+    let limits = RespLimits {
+        arguments_max: STRANGER_LIMITS.arguments_max,
+        argument_bytes_max: STRANGER_LIMITS.argument_bytes_max.min(of_listener.argument_bytes_max),
+        command_bytes_max: STRANGER_LIMITS.command_bytes_max.min(of_listener.command_bytes_max),
+    };
+    let is_inline = buf.first().is_some_and(|first| *first != b'*');
+    match resp::scan(buf, &limits, progress) {
+        Ok(Scan::Command(bytes)) if bytes > limits.command_bytes_max => Err(Malformed::LongInline),
+        Ok(Scan::Incomplete(_)) if is_inline && buf.len() >= limits.command_bytes_max => Err(Malformed::LongInline),
+        Err(malformed) if resp::scan(buf, of_listener, &mut Progress::default()) != Err(malformed) => {
+            Err(match malformed {
+                Malformed::Count => Malformed::UnauthenticatedCount,
+                _ => Malformed::UnauthenticatedLength,
+            })
+        }
+        scanned => scanned,
     }
 }
 
@@ -450,10 +498,15 @@ impl LoggedService for Kv {
     fn cut(&self, conn: &mut KvConn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         // What one command can set another one can read.
         conn.session.reply_bytes_max = limits.connection_bytes_max.max(limits.message_bytes_max);
+        let is_stranger = conn.is_stranger();
         if matches!(conn.protocol, Protocol::Unknown) {
             match http::spoken(buf, scanned, commands::is_command) {
-                None => return Ok(Frame::Incomplete { need_bytes: None }),
-                Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::default()),
+                None if !is_stranger || buf.len() < STRANGER_BYTES_MAX => {
+                    return Ok(Frame::Incomplete { need_bytes: None });
+                }
+                // What is too long for a stranger is told in the protocol that it seems to be.
+                None if !buf.starts_with(b"GET /") => conn.protocol = Protocol::Resp,
+                None | Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::new(conn.reader())),
                 // An empty line may be in front of either.
                 Some(http::Spoken::Empty) => {}
                 Some(http::Spoken::Resp) => conn.protocol = Protocol::Resp,
@@ -464,15 +517,20 @@ impl LoggedService for Kv {
             }
         }
         if let Protocol::Http(reader) = &mut conn.protocol {
-            return reader.cut(buf, scanned, limits);
+            return reader.cut(buf, scanned, limits, |request, head| request.has_password(head, &self.settings));
         }
-        let limits = resp::RespLimits {
+        let of_listener = RespLimits {
             // As Redis has it: `message_bytes_max` ends them sooner.
             arguments_max: i32::MAX as usize,
             argument_bytes_max: limits.message_bytes_max,
             command_bytes_max: limits.message_bytes_max,
         };
-        match resp::scan(buf, &limits, &mut conn.progress) {
+        let scanned = if is_stranger {
+            scan_of_stranger(buf, &of_listener, &mut conn.progress)
+        } else {
+            resp::scan(buf, &of_listener, &mut conn.progress)
+        };
+        match scanned {
             Ok(Scan::Command(bytes)) => {
                 match commands::ends_connection(&buf[..bytes], &conn.progress.spans()) {
                     Ok(false) => {}
@@ -642,7 +700,7 @@ impl Kv {
         asked: Asked<'_>,
         reply: LoggedReply<'_, '_>,
     ) {
-        if conn.waiting > 0 || shard.is_held_up(asked) {
+        if conn.waiting > 0 || !conn.never_waits(asked) && shard.is_held_up(asked) {
             let place = shard.queue.next_place();
             conn.wait(shard, key, place, asked.to_kept(), Fetch::Nothing, reply, Queue::add);
         } else {
@@ -716,7 +774,7 @@ impl Kv {
         mut reply: LoggedReply<'_, '_>,
     ) {
         let now_ns = now_ns();
-        if self.clients.is_paused() {
+        if self.clients.is_paused() && !conn.never_waits(asked) {
             let writes = asked.purpose().is_some();
             if self.clients.waits(writes, now_ns / 1_000_000) {
                 return Self::wait_first(shard, conn, (key, place), asked, Fetch::Pause { writes }, reply);

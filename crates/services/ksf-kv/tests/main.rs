@@ -15,3 +15,4 @@ mod pmem;
 mod registry_clients;
 mod replies;
 mod server;
+mod strangers;

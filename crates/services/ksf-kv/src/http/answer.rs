@@ -94,7 +94,8 @@ pub(crate) fn welcome(
 
 /// Answers what is no request that could be carried out, and ends the connection.
 pub(crate) fn refuse(status: u16, now_ns: u64, out: &mut Vec<u8>) {
-    Response::to_nonsense(now_ns, out).text(status, Says::Nothing, http1::reason(status));
+    let says = if status == 401 { Says::Authenticate } else { Says::Nothing };
+    Response::to_nonsense(now_ns, out).text(status, says, http1::reason(status));
 }
 
 /// Answers a request that cannot be carried out. False: the connection ends.

@@ -14,7 +14,7 @@ mod response;
 mod shown;
 
 pub(crate) use answer::{execute, fail, refuse, welcome};
-pub(crate) use reader::{Reader, Taken};
+pub(crate) use reader::{Reader, STRANGER_BYTES_MAX, Taken};
 pub(crate) use request::Request;
 pub use shown::Requests;
 

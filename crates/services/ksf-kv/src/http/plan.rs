@@ -177,7 +177,7 @@ fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Sessi
         }
         Standing::Known => {}
         Standing::Unknown => {
-            if !request.authorization(message).is_some_and(|given| has_password(given, settings)) {
+            if !request.has_password(message, settings) {
                 let text = "the password is needed, as Basic (user default) or Bearer";
                 return Err(Refusal { says: Says::Authenticate, ..Refusal::new(401, text) });
             }
@@ -194,7 +194,7 @@ fn names_an_address(host: &[u8]) -> bool {
     })
 }
 
-fn has_password(given: &[u8], settings: &Settings) -> bool {
+pub(super) fn has_password(given: &[u8], settings: &Settings) -> bool {
     let Some(space) = given.iter().position(|byte| *byte == b' ') else { return false };
     let (scheme, given) = (&given[..space], given[space..].trim_ascii());
     if scheme.eq_ignore_ascii_case(b"Bearer") {

@@ -14,6 +14,9 @@ use super::Request;
 /// Longest head: a key of 65,535 bytes, each of which is escaped, and the fields.
 const HEAD_BYTES_MAX: usize = 256 << 10;
 
+/// Longest request of a connection on which no request had the password, head and body, where one is needed.
+pub(crate) const STRANGER_BYTES_MAX: usize = 16 << 10;
+
 /// Cuts the requests of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
@@ -23,6 +26,8 @@ pub(crate) struct Reader {
     open: Option<Box<Open>>,
     /// What to answer to bytes that could not be cut.
     status: Option<u16>,
+    /// The status for a request above [`STRANGER_BYTES_MAX`], while that is the limit.
+    stranger: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,9 +60,29 @@ pub(crate) enum Taken {
 }
 
 impl Reader {
-    pub(crate) fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
+    /// One whose requests have [`STRANGER_BYTES_MAX`] bytes at most until one is admitted, or are refused with this status.
+    pub(crate) fn of_stranger(status: u16) -> Self {
+        Self { stranger: Some(status), ..Self::default() }
+    }
+
+    /// Longest request, head and body.
+    fn request_bytes_max(&self, limits: &Limits) -> usize {
+        match self.stranger {
+            Some(_) => STRANGER_BYTES_MAX.min(limits.message_bytes_max),
+            None => limits.message_bytes_max,
+        }
+    }
+
+    /// `admits`: whether the request with this head has the password.
+    pub(crate) fn cut(
+        &mut self,
+        buf: &[u8],
+        scanned: usize,
+        limits: &Limits,
+        admits: impl Fn(&Request, &[u8]) -> bool,
+    ) -> Result<Frame, FramingError> {
         if self.open.is_none() {
-            let limit = HEAD_BYTES_MAX.min(limits.message_bytes_max);
+            let limit = HEAD_BYTES_MAX.min(self.request_bytes_max(limits));
             let head_bytes = match head_bytes(buf, scanned) {
                 Some(bytes) if bytes <= limit => bytes,
                 None if buf.len() < limit => return Ok(Frame::Incomplete { need_bytes: None }),
@@ -67,11 +92,14 @@ impl Reader {
                 Ok(request) => request,
                 Err(status) => return Err(self.malformed(status)),
             };
+            if self.stranger.is_some() && admits(&request, &buf[..head_bytes]) {
+                self.stranger = None;
+            }
             let mut waits = request.expects_continue();
             if let BodyLength::Fixed(bytes) = request.body_length() {
                 let total = usize::try_from(bytes).ok().and_then(|bytes| head_bytes.checked_add(bytes));
-                let Some(total) = total.filter(|total| *total <= limits.message_bytes_max) else {
-                    return Err(self.malformed(413));
+                let Some(total) = total.filter(|total| *total <= self.request_bytes_max(limits)) else {
+                    return Err(self.malformed(self.stranger.unwrap_or(413)));
                 };
                 waits &= buf.len() < total;
                 if !waits {
@@ -91,6 +119,7 @@ impl Reader {
 
     /// The body of a request whose head is known.
     fn cut_body(&mut self, buf: &[u8], limits: &Limits) -> Result<Frame, FramingError> {
+        let bytes_max = self.request_bytes_max(limits);
         let Some(open) = &mut self.open else { return Ok(Frame::Incomplete { need_bytes: None }) };
         if let BodyLength::Fixed(bytes) = open.request.body_length() {
             // It was found to be no more than a message may have.
@@ -100,8 +129,8 @@ impl Reader {
         let from = open.at.min(buf.len());
         let Ok(taken) = open.body.take(&buf[from..]) else { return Err(self.malformed(400)) };
         open.at = from + taken;
-        if open.at + open.head.as_ref().map_or(0, Vec::len) > limits.message_bytes_max {
-            return Err(self.malformed(413));
+        if open.at + open.head.as_ref().map_or(0, Vec::len) > bytes_max {
+            return Err(self.malformed(self.stranger.unwrap_or(413)));
         }
         if !open.body.is_done() {
             return Ok(Frame::Incomplete { need_bytes: None });

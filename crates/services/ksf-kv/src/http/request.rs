@@ -6,6 +6,8 @@ use ksf_proto::http1::{self, Asked, BodyLength};
 use ksf_store::log::Purpose;
 
 use super::conditions::Conditions;
+use super::plan::has_password;
+use crate::settings::Settings;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,8 +184,13 @@ impl Request {
         self.fields.host.map(|place| place.of_message(message))
     }
 
-    pub(super) fn authorization<'m>(&self, message: &'m [u8]) -> Option<&'m [u8]> {
+    fn authorization<'m>(&self, message: &'m [u8]) -> Option<&'m [u8]> {
         self.fields.authorization.map(|place| place.of_message(message))
+    }
+
+    /// True if its head has the password.
+    pub(crate) fn has_password(&self, head: &[u8], settings: &Settings) -> bool {
+        self.authorization(head).is_some_and(|given| has_password(given, settings))
     }
 
     /// True if a browser sends it for a page.

@@ -20,7 +20,7 @@ impl Requests {
     ///
     /// It is no request, or one that is too long.
     pub fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
-        self.0.cut(buf, scanned, limits)
+        self.0.cut(buf, scanned, limits, |_, _| true)
     }
 
     /// What the message asks for that was cut last. `None`: it is a head whose body is to come.
