@@ -72,7 +72,7 @@ fn with_node<S: Strategy>(strategy: S, property: impl Fn(&mut Node, S::Value) ->
     }
     let (all, with_bodies) = counts.get();
     assert!(
-        all >= CASES as usize / 3 && with_bodies >= CASES as usize / 30,
+        all >= CASES as usize / 10 && with_bodies >= CASES as usize / 100,
         "{all} messages, {with_bodies} with a body"
     );
 }
