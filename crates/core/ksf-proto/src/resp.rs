@@ -536,7 +536,14 @@ impl<'a> Writer<'a> {
 
     /// A number with a fraction: in RESP2 a string. `inf`, `-inf` and `nan` are spelled as Redis does.
     pub fn double(&mut self, number: f64) {
-        let text = format_double(number);
+        // Minus zero loses its sign.
+        self.signed_double(number + 0.0);
+    }
+
+    /// The same, where zero keeps its sign: a sum that Redis has not packed.
+    pub fn signed_double(&mut self, number: f64) {
+        let is_minus_zero = number == 0.0 && number.is_sign_negative();
+        let text = if is_minus_zero { "-0".to_owned() } else { format_double(number) };
         match self.version {
             Version::Resp2 => self.bulk(text.as_bytes()),
             Version::Resp3 => self.line(b',', &text),

@@ -179,7 +179,7 @@ impl<'l, 'k> View<'l, 'k> {
     }
 
     /// Whether something was written to a key since it was [seen](Self::see): also if it was not there, and is not there now. Where what is
-    /// known of a key that is gone went meanwhile, or all keys were taken out, a key that was not there counts as changed.
+    /// known of a key that is gone went meanwhile, one that was not there counts as changed; where all keys were taken out, it does not.
     pub fn has_changed(&mut self, key: &[u8], seen: Seen) -> bool {
         let version = self.get(key).map(|got| got.version);
         if version.is_some() || version != seen.version {
@@ -190,7 +190,7 @@ impl<'l, 'k> View<'l, 'k> {
                 Value::Cells(head) => Head::decode(head).version.max(entry.origin.version),
                 _ => entry.origin.version,
             },
-            None => self.store.forgotten_version().max(self.store.flushed()),
+            None => self.store.forgotten_version(),
         };
         last >= seen.before
     }

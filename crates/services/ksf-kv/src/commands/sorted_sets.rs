@@ -92,7 +92,7 @@ pub(super) fn zadd(call: &mut Call<'_, '_>) -> Result {
             last = options.next(before, *given)?;
             let Some(next) = last else { continue };
             if before != Some(next) {
-                update.set_cell(key, Shape::SortedSet, member, &score_value(next));
+                update.set_cell(key, Shape::SortedSet, member, &score_value(next + 0.0));
                 added += i64::from(before.is_none());
                 changed += 1;
             }
@@ -101,7 +101,7 @@ pub(super) fn zadd(call: &mut Call<'_, '_>) -> Result {
     })??;
     let mut to = call.write();
     match (options.incr, last) {
-        (true, Some(score)) => to.double(score),
+        (true, Some(score)) => to.signed_double(score),
         (true, None) => to.null(),
         (false, _) => to.integer(if options.count_changed { changed } else { added }),
     }
@@ -114,10 +114,13 @@ pub(super) fn zincrby(call: &mut Call<'_, '_>) -> Result {
     let next = call.update(&[key], |update| {
         let before = score(update.view(), key, member)?;
         let next = options.next(before, by)?.unwrap_or(by);
-        update.set_cell(key, Shape::SortedSet, member, &score_value(next));
+        // What changes nothing is not written.
+        if before != Some(next) {
+            update.set_cell(key, Shape::SortedSet, member, &score_value(next + 0.0));
+        }
         Ok::<_, Failed>(next)
     })??;
-    call.write().double(next);
+    call.write().signed_double(next);
     Ok(())
 }
 
