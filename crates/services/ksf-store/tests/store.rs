@@ -523,7 +523,9 @@ impl World {
 fn what_was_told_is_there_after_every_crash() {
     let (mut crashes, mut cleaned, mut full, mut swept, mut flushed) = (0, 0, 0, 0, 0);
     let (mut fetched, mut short, mut refused, mut backups) = (0, 0, 0, 0);
-    for seed in seeds(32) {
+    let seeds = seeds(32);
+    let count = (seeds.end - seeds.start) as usize;
+    for seed in seeds {
         let mut world = World::new(seed);
         for _ in 0..2600 {
             match world.random.within(0..=999) {
@@ -550,8 +552,16 @@ fn what_was_told_is_there_after_every_crash() {
         backups += world.backups;
         (fetched, short, refused) = (fetched + world.fetched, short + world.short, refused + world.refused);
     }
-    assert!(fetched > 300 && short > 300 && refused > 100, "{fetched} read, {short} waited, {refused} refused");
-    assert!(flushed > 300 && backups > 300, "{flushed} flushes, {backups} backups");
-    assert!(crashes > 1000 && cleaned > 1000 && full > 100, "{crashes} crashes, {cleaned} cleaned, {full} full");
-    assert!(swept > 1000, "{swept} keys were swept");
+    // `wanted` with a hundred seeds.
+    let enough = |seen: usize, wanted: usize| seen * 100 > wanted * count;
+    assert!(
+        enough(fetched, 150) && enough(short, 150) && enough(refused, 50),
+        "{fetched} read, {short} waited, {refused} refused"
+    );
+    assert!(enough(flushed, 150) && enough(backups, 150), "{flushed} flushes, {backups} backups");
+    assert!(
+        enough(crashes, 500) && enough(cleaned, 500) && enough(full, 50),
+        "{crashes} crashes, {cleaned} cleaned, {full} full"
+    );
+    assert!(enough(swept, 500), "{swept} keys were swept");
 }

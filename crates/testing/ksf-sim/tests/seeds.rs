@@ -25,7 +25,8 @@ fn every_seed_agrees_with_the_ideal() {
         return;
     }
     let mut sum = SimReport::default();
-    for seed in 0..number("KSF_SIM_COUNT").unwrap_or(effort(COUNT, 10 * COUNT)) {
+    let count = number("KSF_SIM_COUNT").unwrap_or(effort(COUNT, 10 * COUNT));
+    for seed in 0..count {
         let report = match simulate(seed) {
             Ok(report) => report,
             Err(failure) => panic!("{failure}\nreproduce: KSF_SIM_SEED={seed} cargo test -p ksf-sim --test seeds"),
@@ -51,15 +52,17 @@ fn every_seed_agrees_with_the_ideal() {
     for (reason, count) in CloseReason::ALL.iter().zip(sum.ends) {
         assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
-    assert!(sum.messages > 10_000 && sum.replies > 10_000, "too little happened: {sum:?}");
+    // `wanted` in a thousand worlds.
+    let enough = |seen: u64, wanted: u64| seen * 1000 > wanted * count;
+    assert!(enough(sum.messages, 10_000) && enough(sum.replies, 10_000), "too little happened: {sum:?}");
     assert!(
-        sum.too_late > 100 && sum.stalls > 100 && sum.waited > 100 && sum.overfull > 10,
+        enough(sum.too_late, 100) && enough(sum.stalls, 100) && enough(sum.waited, 100) && enough(sum.overfull, 10),
         "too little went wrong: {sum:?}"
     );
-    assert!(sum.lent > 10_000, "hardly anything was received straight into a message: {sum:?}");
-    assert!(sum.file_reads > 1_000, "hardly any reply was read from a file: {sum:?}");
-    assert!(sum.told > 10_000, "backends were hardly asked: {sum:?}");
-    assert!(sum.gated > 1_000 && sum.logs_lost > 50, "hardly any reply waited for a log: {sum:?}");
+    assert!(enough(sum.lent, 2_500), "hardly anything was received straight into a message: {sum:?}");
+    assert!(enough(sum.file_reads, 250), "hardly any reply was read from a file: {sum:?}");
+    assert!(enough(sum.told, 2_500), "backends were hardly asked: {sum:?}");
+    assert!(enough(sum.gated, 250) && enough(sum.logs_lost, 12), "hardly any reply waited for a log: {sum:?}");
     assert_eq!(sum.starved, 0, "so many slots were kept that none was left to receive into");
 }
 

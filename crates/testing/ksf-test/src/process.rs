@@ -42,10 +42,15 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).expect("a process id"), signal).expect("the process is there");
 }
 
-/// True while a process runs: one that its parent has not waited for has ended.
+/// True while a thread of the process runs. A process whose parent has not waited for it has ended, and its files are closed,
+/// when its first thread is the last one: a killed process may have others that still hold all files.
 pub fn is_alive(pid: u32) -> bool {
+    /// Fields of proc_pid_stat(5) from the state on: the state is the third, the number of threads the twentieth.
+    const THREADS: usize = 20 - 3;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+    let threads = rest.split(' ').nth(THREADS).and_then(|threads| threads.parse::<u32>().ok());
+    !rest.starts_with('Z') || threads.is_some_and(|threads| threads > 1)
 }
 
 /// A program that runs. It is killed when this is dropped.

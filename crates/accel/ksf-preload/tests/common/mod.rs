@@ -1,7 +1,6 @@
 //! What the tests share: networks of their own, the real holder, programs in C under the library, and clients that
 //! count.
 
-
 mod actor;
 mod client;
 mod server;

@@ -67,7 +67,7 @@ impl<E: Engine> Shard<E> {
             }
             Mail::File(begun) => self.file_ended(*begun),
             Mail::Released => self.env.released = true,
-            Mail::Wake => self.services.iter().for_each(|(_, service)| service.wake()),
+            Mail::Wake => self.services.iter().for_each(|(_, service)| service.info().active.set(true)),
             Mail::Drain => self.start_draining(),
             Mail::Stop => self.stop = true,
         }

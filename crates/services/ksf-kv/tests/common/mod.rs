@@ -1,6 +1,5 @@
 //! A server on a real folder, its clients, and Redis to compare with.
 
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;

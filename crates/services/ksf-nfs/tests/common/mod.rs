@@ -1,6 +1,5 @@
 //! A server in this process, and a client that speaks NFSv3 word by word.
 
-
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
