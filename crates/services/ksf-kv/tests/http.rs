@@ -578,11 +578,7 @@ fn pages_of_browsers_are_kept_out() {
                 "{engine}: {fields}"
             );
         }
-        assert_eq!(
-            http.ask("PUT /key", "", Some(b"<script>")).field("x-content-type-options"),
-            Some("nosniff"),
-            "{engine}"
-        );
+        http.ask("PUT /key", "", Some(b"<script>"));
         assert_eq!(http.get("/key").field("x-content-type-options"), Some("nosniff"), "{engine}");
     });
 }

@@ -53,7 +53,7 @@ fn every_seed_agrees_with_the_ideal() {
         assert!(count > 0 || NOT_SIMULATED.contains(reason), "{reason:?} never ended a connection");
     }
     // `wanted` in a thousand worlds.
-    let enough = |seen: u64, wanted: u64| seen * 1000 > wanted * count;
+    let enough = |seen: usize, wanted: usize| seen * 1000 > wanted * count as usize;
     assert!(enough(sum.messages, 10_000) && enough(sum.replies, 10_000), "too little happened: {sum:?}");
     assert!(
         enough(sum.too_late, 100) && enough(sum.stalls, 100) && enough(sum.waited, 100) && enough(sum.overfull, 10),

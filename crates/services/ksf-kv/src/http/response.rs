@@ -86,6 +86,8 @@ impl<'o> Response<'o> {
     /// Writes the head of a response with a content of so many bytes.
     pub(super) fn head(&mut self, status: u16, says: Says, version: Option<u64>, kind: &str, length: usize) {
         self.start(status, says, version);
+        // A browser must not take a value for a page or a program.
+        self.out.extend_from_slice(b"X-Content-Type-Options: nosniff\r\n");
         // Writing to a vector does not fail.
         let _ = write!(self.out, "Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
     }
@@ -98,8 +100,6 @@ impl<'o> Response<'o> {
     fn start(&mut self, status: u16, says: Says, version: Option<u64>) {
         let Self { out, now_s, minor, keep_alive, .. } = self;
         let _ = write!(out, "HTTP/1.1 {status} {}\r\nDate: {}\r\n", http1::reason(status), date(*now_s));
-        // A browser must not take a value for a page or a program.
-        out.extend_from_slice(b"X-Content-Type-Options: nosniff\r\n");
         if let Some(version) = version {
             let _ = write!(out, "ETag: {}\r\n", tag(version));
         }
