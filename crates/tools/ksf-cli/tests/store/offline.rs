@@ -1,6 +1,7 @@
 //! What is done with a store that is not served: check, dump, salvage; and load, which fills another one.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use ksf_test::stdout;
@@ -41,6 +42,7 @@ fn a_dump_makes_the_same_store_again() {
     let said = tool(&["check", dir], 0);
     assert!(said.contains("whole; 201 keys, 1 starts") && said.contains("log 0: 203 records"), "{said}");
     assert!(tool(&["dump", dir, "--output", name], 0).contains("201 keys"), "dump");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "others may read the dump");
     // A file that is there is not overwritten.
     tool(&["dump", dir, "--output", name], 71);
     assert!(fs::read(data.join("superblock")).unwrap() == before, "the store was changed");
