@@ -132,25 +132,54 @@ fn describe(socket: &OwnedFd) -> ListenAddr {
     }
 }
 
-fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: SocketOptions) -> Result<Sockets, Error> {
-    let fail = |step: &'static str| {
-        let addr = addr.clone();
-        move |source: io::Error| match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => Error::AddrInUse { addr },
-            _ => Error::Listen { addr, step, source },
+/// Checks that `addr` can be bound, for a start that takes long before it listens: binds it and closes the socket at once, so
+/// no connection is accepted. Of a Unix-domain path it checks only that no server listens there.
+///
+/// # Errors
+///
+/// [`Error::AddrInUse`] and [`Error::Listen`], as [`Builder::start`](crate::server::Builder::start) returns them.
+pub fn check(addr: &ListenAddr) -> Result<(), Error> {
+    let (at, stream) = match addr {
+        ListenAddr::Tcp(at) => (*at, true),
+        ListenAddr::Udp(at) => (*at, false),
+        ListenAddr::Unix(path) if UnixStream::connect(path).is_ok() => {
+            return Err(Error::AddrInUse { addr: addr.clone() });
         }
+        ListenAddr::Unix(_) => return Ok(()),
     };
-    let stream = matches!(addr, ListenAddr::Tcp(_));
+    let socket = inet_socket(addr, at, stream)?;
+    bind(&socket, at, true).map_err(inet_error(addr, "bind"))
+}
+
+fn inet_error(addr: &ListenAddr, step: &'static str) -> impl FnOnce(io::Error) -> Error {
+    let addr = addr.clone();
+    move |source| match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => Error::AddrInUse { addr },
+        _ => Error::Listen { addr, step, source },
+    }
+}
+
+/// A socket for `at` with the options that it has before it is bound.
+fn inet_socket(addr: &ListenAddr, at: SocketAddr, stream: bool) -> Result<Socket, Error> {
     let (kind, protocol) = if stream { (Type::STREAM, Protocol::TCP) } else { (Type::DGRAM, Protocol::UDP) };
+    let socket = Socket::new(Domain::for_address(at), kind, Some(protocol)).map_err(inet_error(addr, "socket"))?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true).map_err(inet_error(addr, "IPV6_V6ONLY"))?;
+    }
+    if stream {
+        socket.set_reuse_address(true).map_err(inet_error(addr, "SO_REUSEADDR"))?;
+    }
+    Ok(socket)
+}
+
+fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: SocketOptions) -> Result<Sockets, Error> {
+    let fail = |step| inet_error(addr, step);
+    let stream = matches!(addr, ListenAddr::Tcp(_));
     let mut sockets: Vec<OwnedFd> = Vec::with_capacity(cpus.len());
     for _ in cpus {
         let first = sockets.is_empty();
-        let socket = Socket::new(Domain::for_address(at), kind, Some(protocol)).map_err(fail("socket"))?;
-        if at.is_ipv6() {
-            socket.set_only_v6(true).map_err(fail("IPV6_V6ONLY"))?;
-        }
+        let socket = inet_socket(addr, at, stream)?;
         if stream {
-            socket.set_reuse_address(true).map_err(fail("SO_REUSEADDR"))?;
             // Inherited by accepted connections: replies are batched by the shard, not by Nagle.
             socket.set_tcp_nodelay(true).map_err(fail("TCP_NODELAY"))?;
             if options.send_buffer_bytes > 0 {

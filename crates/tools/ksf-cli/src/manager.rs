@@ -1,8 +1,11 @@
 //! The service manager: sockets it passes, and what it is told (sd_listen_fds(3), sd_notify(3)).
 
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
 
 use crate::output::{Failure, Status, say};
@@ -30,6 +33,61 @@ pub(crate) fn passed_sockets() -> Result<Vec<Passed>, Failure> {
         socket: unsafe { OwnedFd::from_raw_fd(fd) },
     });
     Ok(passed.collect())
+}
+
+/// Time that the manager gives a start after the last sign of progress, beyond `TimeoutStartSec=`. As long as the disk may
+/// take for one sync of a log, which takes no CPU time.
+const EXTENSION: Duration = Duration::from_secs(300);
+const EXTEND_EVERY: Duration = Duration::from_secs(10);
+/// CPU time between two looks that counts as progress: more than the looks themselves take.
+const PROGRESS_MIN: Duration = Duration::from_millis(1);
+
+/// Asks the service manager for more time while the services start: recovery of a large log takes longer than
+/// `TimeoutStartSec=`. A start that hangs uses no CPU time and gets none. Dropping it ends that.
+#[derive(Debug)]
+pub(crate) struct Starting {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Reports that these services start; `None` without a service manager.
+pub(crate) fn starting(names: &[&str]) -> Option<Starting> {
+    std::env::var_os("NOTIFY_SOCKET")?;
+    let status = format!("starting {}", names.join(", "));
+    let ask = || tell(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
+    tell(&[NotifyState::Status(&status)]);
+    ask();
+    let (stop, stopped) = mpsc::channel();
+    let work = move || extend(&stopped, EXTEND_EVERY, cpu_time, ask);
+    let thread = thread::Builder::new().name("ksf-starting".into()).spawn(work);
+    let thread = thread.inspect_err(|error| say(&format_args!("warning: cannot ask for a longer start: {error}")));
+    Some(Starting { stop: Some(stop), thread: thread.ok() })
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Calls `ask` after each period in which `used` grew by [`PROGRESS_MIN`], until the sender of `stopped` is dropped.
+fn extend(stopped: &Receiver<()>, every: Duration, mut used: impl FnMut() -> Duration, mut ask: impl FnMut()) {
+    let mut before = used();
+    while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+        let now = used();
+        if now.saturating_sub(before) >= PROGRESS_MIN {
+            ask();
+        }
+        before = now;
+    }
+}
+
+/// CPU time of all threads of this process.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 /// Tells the service manager that the server answers.
@@ -65,5 +123,29 @@ pub(crate) fn alive() {
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         say(&format_args!("warning: cannot tell the service manager: {error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_asks_for_time_only_while_it_makes_progress() {
+        let (stop, stopped) = mpsc::channel();
+        let mut stop = Some(stop);
+        // Progress, none, too little, progress, and the end.
+        let mut used = [0, 5000, 5000, 5900, 9000, 9000].map(Duration::from_micros).into_iter();
+        let mut asked = Vec::new();
+        let mut looks = 0;
+        let used = || {
+            looks += 1;
+            if looks == 6 {
+                stop = None;
+            }
+            used.next().expect("it has stopped")
+        };
+        extend(&stopped, Duration::from_micros(1), used, || asked.push(()));
+        assert_eq!(asked.len(), 2);
     }
 }

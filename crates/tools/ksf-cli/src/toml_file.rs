@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::de::value::Error as NoValue;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
+use serde::de::{Deserialize as _, DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
@@ -88,6 +88,12 @@ impl<'a> Table<'a> {
     /// Where relative paths begin.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// All keys that nobody took yet, with their values.
+    pub(crate) fn whole(&self) -> Result<toml::Table, Mistake> {
+        let table = Spanned::new(self.place.clone(), DeValue::Table(self.left.clone()));
+        Ok(toml::Table::deserialize(table.into_deserializer())?)
     }
 
     /// Takes the keys that are fields of `T`, and reads them.

@@ -163,6 +163,36 @@ fn without_a_wish_a_server_listens_on_loopback_only() {
     assert!(first.contains("tcp 127.0.0.1:62049"), "{first}");
 }
 
+/// What listens where if no address is given: a service without authentication on loopback, and the others as well.
+#[test]
+fn every_service_listens_on_loopback_by_default() {
+    let Some(()) = support::private_network() else { return };
+    let folder = Folder::new();
+    for service in [
+        "kind = \"echo\"",
+        "kind = \"rpc\"",
+        "kind = \"http\"",
+        "kind = \"store\"\ndata = \"store\"\nlog_bytes = \"8m\"",
+        "kind = \"nfs\"\nexports = [\"export\"]\nstate = \"nfs\"",
+    ] {
+        std::fs::create_dir_all(folder.path("export")).unwrap();
+        let text = format!("engine = \"epoll\"\n[[service]]\nname = \"it\"\n{service}\n");
+        let server = Server::start(&["serve", folder.write("ksf.toml", text).to_str().unwrap()], 2);
+        let report = server.stat();
+        let listeners = report["services"][0]["listeners"].as_array().unwrap();
+        let is_loopback = |listener: &serde_json::Value| {
+            let address = listener.as_str().unwrap().split_once(' ').unwrap().1;
+            address.parse::<std::net::SocketAddr>().unwrap().ip().is_loopback()
+        };
+        assert!(listeners.len() >= 2 && listeners.iter().all(is_loopback), "{service}: {listeners:?}");
+        server.stop();
+    }
+    // Kinds without a usual port listen nowhere.
+    let output =
+        run(&["serve", folder.write("ksf.toml", "[[service]]\nname = \"it\"\nkind = \"work\"\n").to_str().unwrap()]);
+    assert!(stderr(&output).contains("no usual port"), "{}", stderr(&output));
+}
+
 #[test]
 fn a_busy_port_names_its_holder() {
     let mine = format!("(pid {})", std::process::id());
@@ -321,6 +351,58 @@ fn a_flag_says_the_limits_of_a_listener() {
     server.stop();
     let wrong = run(&["kecho", "--workers", "2", "--listen", "tcp:127.0.0.1:0,idle_timeout_ms=5"]);
     assert!(!wrong.status.success() && stderr(&wrong).contains("its workers"), "{}", stderr(&wrong));
+}
+
+#[test]
+fn sighup_names_the_keys_that_take_a_restart() {
+    let folder = Folder::new();
+    let service = "[[service]]\nname = \"a\"\nkind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]\n";
+    let file = folder.write("ksf.toml", format!("engine = \"epoll\"\n{service}"));
+    let mut server = Server::start(&["serve", file.to_str().unwrap()], 1);
+    let moved = service.replace("127.0.0.1:0\"", "127.0.0.1:0\", \"udp:127.0.0.1:0\"");
+    let limited =
+        service.replace("\"tcp:127.0.0.1:0\"", "{ address = \"tcp:127.0.0.1:0\", limits = { fragments_max = 9 } }");
+    for (text, says) in [
+        (format!("engine = \"epoll\"\n{moved}"), Some("changes of listen take effect at a restart")),
+        (format!("spin = \"off\"\n{service}workers = 1\n"), Some("changes of workers, engine, spin take")),
+        (format!("engine = \"epoll\"\n{limited}[service.limits]\nfragments_max = 7\n"), None),
+    ] {
+        folder.write("ksf.toml", text);
+        server.signal(Signal::HUP);
+        let line = server.line_with("a: limits reloaded from");
+        assert!(says.map_or(!line.contains("restart"), |says| line.contains(says)), "{line}");
+    }
+    folder.write("ksf.toml", format!("engine = \"epoll\"\n{service}{}", service.replace("\"a\"", "\"b\"")));
+    server.signal(Signal::HUP);
+    server.line_with("b: a new service takes a restart");
+    server.stop();
+}
+
+#[test]
+fn unix_listener_follows_the_umask() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    for (umask, mode) in [("022", 0o755), ("007", 0o770)] {
+        let path = folder.path(umask);
+        let mut command = Command::new("sh");
+        command.args(["-c", "umask $1; shift; exec \"$@\"", "sh", umask, env!("CARGO_BIN_EXE_ksf")]);
+        command.args(["kecho", "--engine", "epoll", "--listen", &format!("unix:{}", path.display())]);
+        let server = Server::start_command(command, 1);
+        // To connect takes the right to write.
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+        server.stop();
+    }
+}
+
+#[test]
+fn wildcard_of_ipv6_serves_ipv6_only_and_says_so() {
+    let mut server = Server::start(&["kecho", "--engine", "epoll", "--listen", "tcp:[::]:0"], 1);
+    let note = server.line_with("for IPv6 only");
+    assert!(note.contains("0.0.0.0"), "{note}");
+    let port = server.address(" tcp ").port();
+    assert_eq!(echo(&mut stream::connect(format!("[::1]:{port}").parse().unwrap()), b"six"), b"six");
+    TcpStream::connect(("127.0.0.1", port)).expect_err("IPv4 is not served");
+    server.stop();
 }
 
 #[test]
@@ -613,6 +695,9 @@ fn the_service_manager_is_told() {
         .env("NOTIFY_SOCKET", folder.path("notify"))
         .env("WATCHDOG_USEC", Duration::from_millis(200).as_micros().to_string());
     let server = Server::start_command(command, 1);
+    said("STATUS=starting kecho");
+    // A long start gets more time than TimeoutStartSec=.
+    said("EXTEND_TIMEOUT_USEC=300000000");
     assert!(said("READY=1").contains("STATUS=serving kecho"));
     said("WATCHDOG=1");
     server.signal(Signal::HUP);

@@ -102,6 +102,22 @@ fn auto_serves_without_the_kernel_engine_and_says_why() {
 }
 
 #[test]
+fn server_without_a_folder_for_its_status_socket_says_so() {
+    let user = User::new();
+    if !user.is_root {
+        return ksf_test::skip("needs root: a /run without a folder of this user");
+    }
+    let mut command = user.ksf(&["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"]);
+    command.env_remove("XDG_RUNTIME_DIR");
+    let mut server = Server::start_as_is(command, 1, PathBuf::new(), Folder::new());
+    let line = server.line_with("ksf stat cannot find this process");
+    for part in ["/run/ksf: ", "XDG_RUNTIME_DIR is not set", "--stats-socket PATH"] {
+        assert!(line.contains(part), "no `{part}` in {line}");
+    }
+    server.stop();
+}
+
+#[test]
 fn the_kernel_engine_is_refused_with_the_remedy() {
     let user = User::new();
     for command in ["kecho", "krpc2"] {

@@ -24,6 +24,8 @@ use crate::toml_file::{self, Mistake, Table};
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) top: TopTable,
+    /// What stands above the services and holds until a restart.
+    pub(crate) fixed: toml::Table,
     pub(crate) services: Vec<ServiceTable>,
 }
 
@@ -64,6 +66,8 @@ pub(crate) struct StatsTable {
 pub(crate) struct ServiceTable {
     pub(crate) common: CommonTable,
     pub(crate) kind: Kind,
+    /// What holds until a restart.
+    pub(crate) fixed: toml::Table,
 }
 
 /// The keys of a service of any kind.
@@ -92,6 +96,8 @@ impl Config {
     }
 
     fn parse(mut table: Table<'_>) -> Result<Self, Mistake> {
+        let mut fixed = fixed(&table)?;
+        fixed.remove("service");
         let top = table.take()?;
         let services = table.take_tables("service")?;
         table.end("the file")?;
@@ -100,7 +106,7 @@ impl Config {
         }
         let mut names = BTreeSet::new();
         let services = services.into_iter().map(|table| ServiceTable::parse(table, &mut names));
-        Ok(Config { top, services: services.collect::<Result<_, _>>()? })
+        Ok(Config { top, fixed, services: services.collect::<Result<_, _>>()? })
     }
 
     /// The service of this name.
@@ -127,6 +133,7 @@ impl Config {
 
 impl ServiceTable {
     fn parse(mut table: Table<'_>, names: &mut BTreeSet<String>) -> Result<Self, Mistake> {
+        let fixed = fixed(&table)?;
         let common: CommonTable = table.take()?;
         let name = &common.name;
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
@@ -142,8 +149,28 @@ impl ServiceTable {
         if kind.as_kind().port().is_none() && common.listen.is_empty() {
             return Err(no_usual_port);
         }
-        Ok(ServiceTable { common, kind })
+        Ok(ServiceTable { common, kind, fixed })
     }
+}
+
+/// A table without what SIGHUP puts in force: limits, also those of listeners.
+fn fixed(table: &Table<'_>) -> Result<toml::Table, Mistake> {
+    let mut table = table.whole()?;
+    table.remove("limits");
+    if let Some(toml::Value::Array(listeners)) = table.get_mut("listen") {
+        for listener in listeners {
+            if let Some(address) = listener.get("address").cloned() {
+                *listener = address;
+            }
+        }
+    }
+    Ok(table)
+}
+
+/// The keys whose values differ.
+pub(crate) fn changed(before: &toml::Table, now: &toml::Table) -> Vec<String> {
+    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    keys.into_iter().filter(|key| before.get(*key) != now.get(*key)).cloned().collect()
 }
 
 #[cfg(test)]

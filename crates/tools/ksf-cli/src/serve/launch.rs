@@ -61,6 +61,7 @@ impl Launch {
         let own_lacks = Obstacles { kernel: lacks.kernel.clone().filter(|_| kernel), ..lacks.clone() };
         let mut choice = engine::choose(common.engine, &own_lacks)?;
         choice.kernel &= kernel;
+        choice.notes.extend(common.sockets.notes());
         let cpus = ksf::cpus::choose(common.cpus.as_ref()).map_err(|error| explain(error, choice.base))?;
         let builder = Server::builder().engine(choice.base).cpus(Some(cpus.clone())).spin(common.spin.spin());
         let builder = builder.limits(common.limits.clone());

@@ -131,6 +131,10 @@ fn run(
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_ref()?)) {
         chat(&line);
     }
+    // Before a service makes anything, such as the folder of a store.
+    for plan in &plans {
+        plan.common.sockets.check()?;
+    }
     // Before the services: from here on nothing fails that would have to undo them.
     let services = Services::default();
     let source = source(&services);
@@ -140,6 +144,8 @@ fn run(
 
     let wishes: Vec<_> = plans.iter().map(|plan| plan.common.engine).collect();
     let lacks = Obstacles::look(&wishes);
+    let names: Vec<&str> = plans.iter().map(|plan| plan.common.name.as_str()).collect();
+    let starting = manager::starting(&names);
     let mut started = Vec::new();
     for Plan { common, kind, source } in plans {
         let kind = kind.as_kind();
@@ -154,17 +160,21 @@ fn run(
 
     ready.iter().for_each(|line| chat(line));
     notes.iter().for_each(|line| chat(line));
+    if let Err(why) = &socket {
+        chat(&format_args!("ksf stat cannot find this process ({why}); choose a socket with --stats-socket PATH"));
+    }
     if let Some(address) = prometheus {
         chat(&format_args!("counters on http://{address}/metrics ready"));
     }
     if loudness.verbose > 0 {
-        describe(&source(), socket.as_ref());
+        describe(&source(), socket.as_ref().ok());
     }
     if let Some(reporter) = reporter {
         let services = Arc::clone(&services);
         // The list is empty once the services drain.
         reporter(Box::new(move || lock(&services).first().map(|service| service.running.shards())))?;
     }
+    drop(starting);
     manager::ready(&status(&services));
     let result = wait(&services, &events, loudness);
     manager::stopping();
@@ -213,10 +223,21 @@ fn reload(services: &Services, loudness: Loudness) {
             continue;
         };
         match source.reload(running) {
-            Ok(()) if loudness.quiet => {}
-            Ok(()) => say(&format_args!("{}: limits reloaded from {}", running.name, file.display())),
+            Ok(fixed) if !fixed.is_empty() => say(&format_args!(
+                "{}: limits reloaded from {}; changes of {} take effect at a restart",
+                running.name,
+                file.display(),
+                fixed.join(", ")
+            )),
+            Ok(_) if loudness.quiet => {}
+            Ok(_) => say(&format_args!("{}: limits reloaded from {}", running.name, file.display())),
             Err(failure) => say(&format_args!("{}: limits not reloaded, the old ones stay: {failure}", running.name)),
         }
+    }
+    let services = lock(services);
+    let running: Vec<&str> = services.iter().map(|service| service.running.name.as_str()).collect();
+    for name in services.first().map(|service| service.source.services_besides(&running)).unwrap_or_default() {
+        say(&format_args!("{name}: a new service takes a restart"));
     }
 }
 
@@ -270,9 +291,8 @@ fn status(services: &Services) -> String {
 
 /// What `-v` adds at the start.
 fn describe(snapshot: &Snapshot, socket: Option<&Served>) {
-    match socket {
-        Some(socket) => say(&format_args!("counters: ksf stat {}", socket.path().display())),
-        None => say(&"no folder for a socket of ksf stat; choose one with --stats-socket"),
+    if let Some(socket) = socket {
+        say(&format_args!("counters: ksf stat {}", socket.path().display()));
     }
     for service in &snapshot.services {
         let limits: Vec<String> =

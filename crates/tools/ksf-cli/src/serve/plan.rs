@@ -4,7 +4,7 @@ use std::mem::{self, Discriminant};
 use std::path::{Path, PathBuf};
 
 use super::args::ProcessArgs;
-use super::config::{Config, ServiceTable};
+use super::config::{Config, ServiceTable, changed};
 use super::engine::EngineWish;
 use super::kind::{ServiceKind, Single};
 use super::kinds::Kind;
@@ -31,7 +31,14 @@ pub(crate) enum Source {
     /// By the flags of a command, which may name a file of limits.
     Flags { defaults: ksf::limits::Limits, file: Option<PathBuf>, flags: LimitFlags },
     /// In the file of `ksf serve`; flags win over its limits.
-    Config { path: PathBuf, service: String, kind: Discriminant<Kind>, flags: LimitFlags },
+    Config {
+        path: PathBuf,
+        service: String,
+        kind: Discriminant<Kind>,
+        flags: LimitFlags,
+        /// What held at the start, above the services and of this one.
+        fixed: Box<[toml::Table; 2]>,
+    },
 }
 
 impl Source {
@@ -43,13 +50,15 @@ impl Source {
         }
     }
 
-    /// Reads it again and puts in force what may change while a service runs. On an error nothing changes.
-    pub(crate) fn reload(&self, running: &mut Running) -> Result<(), Failure> {
-        let (path, service, running_kind, flags) = match self {
+    /// Reads it again and puts in force what may change while a service runs. Returns the keys that were changed and take a
+    /// restart. On an error nothing changes.
+    pub(crate) fn reload(&self, running: &mut Running) -> Result<Vec<String>, Failure> {
+        let (path, service, running_kind, flags, fixed) = match self {
             Source::Flags { defaults, file, flags } => {
-                return running.reload(limits::resolve(defaults.clone(), file.as_deref(), flags)?, &[]);
+                let limits = limits::resolve(defaults.clone(), file.as_deref(), flags)?;
+                return running.reload(limits, &[]).map(|()| Vec::new());
             }
-            Source::Config { path, service, kind, flags } => (path, service, kind, flags),
+            Source::Config { path, service, kind, flags, fixed } => (path, service, kind, flags, fixed),
         };
         let config = Config::read(path)?;
         let found = config.service(service).filter(|table| mem::discriminant(&table.kind) == *running_kind);
@@ -58,7 +67,18 @@ impl Source {
             return Err(Failure::new(Status::Config, what)
                 .remedy("services are added, changed and removed by a restart, not by SIGHUP"));
         };
-        running.reload(config.limits_of(table, flags)?, &table.common.listen)
+        running.reload(config.limits_of(table, flags)?, &table.common.listen)?;
+        let [above, own] = &**fixed;
+        Ok([changed(own, &table.fixed), changed(above, &config.fixed)].concat())
+    }
+
+    /// Services of the file that are none of these.
+    pub(crate) fn services_besides(&self, running: &[&str]) -> Vec<String> {
+        let Source::Config { path, .. } = self else { return Vec::new() };
+        // What is wrong with the file was said already.
+        let services = Config::read(path).map(|config| config.services).unwrap_or_default();
+        let names = services.into_iter().map(|service| service.common.name);
+        names.filter(|name| !running.contains(&name.as_str())).collect()
     }
 }
 
@@ -110,9 +130,11 @@ pub(crate) fn of_config(
     };
     let common: Vec<Common> = config.services.iter().map(common).collect::<Result<_, _>>()?;
     sockets::all_taken(&passed)?;
+    let above = config.fixed;
     let plan = |(common, table): (Common, ServiceTable)| {
         let (path, service, flags) = (path.to_owned(), common.name.clone(), args.limits.clone());
-        let source = Source::Config { path, service, kind: mem::discriminant(&table.kind), flags };
+        let fixed = Box::new([above.clone(), table.fixed]);
+        let source = Source::Config { path, service, kind: mem::discriminant(&table.kind), flags, fixed };
         Plan { common, kind: table.kind, source }
     };
     Ok(common.into_iter().zip(config.services).map(plan).collect())

@@ -1,10 +1,12 @@
 //! From wishes to sockets: addresses with their transports, and what the service manager passed.
 
-use std::net::{Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use ksf::listener::ListenAddr;
+use ksf::engine::EngineKind;
+use ksf::listener::{self, ListenAddr};
 
 use super::address::Listen;
+use super::explain::explain;
 use super::listen::ListenEntry;
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
@@ -58,6 +60,33 @@ pub(crate) fn resolve(wish: Wish<'_>, name: Option<&str>, passed: &mut Vec<Passe
 }
 
 impl Sockets {
+    /// Fails if an address is in use or cannot be bound: before a service that starts makes anything.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        // The engine matters for errors of engines alone.
+        self.addresses
+            .iter()
+            .try_for_each(|(address, _)| listener::check(address).map_err(|error| explain(error, EngineKind::Epoll)))
+    }
+
+    /// Notes on [::] listeners without an IPv4 one at their port: sockets are IPv6 only, whatever net.ipv6.bindv6only says.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let wildcards = |of_ipv4: bool| {
+            let address = move |(address, _): &(ListenAddr, ListenEntry)| match address {
+                ListenAddr::Tcp(at) | ListenAddr::Udp(at) => (at.is_ipv4() == of_ipv4).then_some(*at),
+                _ => None,
+            };
+            self.addresses.iter().filter_map(address).filter(|at| at.ip().is_unspecified())
+        };
+        let mut ports: Vec<u16> = wildcards(false).map(|at| at.port()).collect();
+        ports.dedup();
+        ports.retain(|port| wildcards(true).all(|at| at.port() != *port));
+        let note = |port: u16| {
+            let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+            format!("[::]:{port} is for IPv6 only; to serve IPv4, listen on {ipv4}, too")
+        };
+        ports.into_iter().map(note).collect()
+    }
+
     fn add(&mut self, entry: ListenEntry, has_datagrams: bool) -> Result<(), Failure> {
         let addresses = addresses(&entry.address, has_datagrams)?;
         self.addresses.extend(addresses.into_iter().map(|address| (address, entry.clone())));
@@ -145,6 +174,18 @@ mod tests {
         let sockets = resolve(on(&listen), None, &mut Vec::new()).unwrap();
         let text: Vec<String> = sockets.addresses.iter().map(|(address, _)| address.to_string()).collect();
         assert_eq!(text, ["tcp 127.0.0.1:5", "udp 127.0.0.1:5", "udp 127.0.0.1:6"]);
+    }
+
+    #[test]
+    fn wildcard_of_ipv6_without_one_of_ipv4_is_noted() {
+        for (listen, notes) in
+            [(&["[::]:5", "127.0.0.1:5", "0.0.0.0:6"][..], 1), (&["tcp:[::]:5", "0.0.0.0:5"], 0), (&["[::1]:5"], 0)]
+        {
+            let listen: Vec<ListenEntry> = listen.iter().map(|text| text.parse().unwrap()).collect();
+            let found = resolve(on(&listen), None, &mut Vec::new()).unwrap().notes();
+            assert_eq!(found.len(), notes, "{found:?}");
+            assert!(found.iter().all(|note| note.contains("listen on 0.0.0.0:5")), "{found:?}");
+        }
     }
 
     #[test]

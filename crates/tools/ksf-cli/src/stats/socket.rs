@@ -26,15 +26,33 @@ pub(crate) fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Answers at `wanted`, or in the first usable of [`folders`]. `Ok(None)`: no path was wanted and no folder is usable, which
-/// costs only `ksf stat`.
-pub(crate) fn open(wanted: Option<&Path>, source: Source) -> Result<Option<Served>, Failure> {
+/// Answers at `wanted`, or in the first usable of [`folders`]. The inner error: no path was wanted and no folder is usable,
+/// and why, in words; this costs only `ksf stat`.
+pub(crate) fn open(wanted: Option<&Path>, source: Source) -> Result<Result<Served, String>, Failure> {
     let socket = match wanted {
-        Some(path) => Some(StatusSocket::at(path).map_err(|error| refused(path, &error))?),
-        None => folders().iter().find_map(|folder| StatusSocket::in_folder(folder).ok()),
+        Some(path) => Ok(StatusSocket::at(path).map_err(|error| refused(path, &error))?),
+        None => in_first(&folders()),
     };
-    let served = socket.map(|socket| socket.spawn("ksf-stats", move |line| answer(line, &source))).transpose();
-    served.map_err(|error| Failure::os("cannot start a thread", &error))
+    let served = socket.map(|socket| socket.spawn("ksf-stats", move |line| answer(line, &source)));
+    match served {
+        Ok(Err(error)) => Err(Failure::os("cannot start a thread", &error)),
+        Ok(Ok(served)) => Ok(Ok(served)),
+        Err(why) => Ok(Err(why)),
+    }
+}
+
+fn in_first(folders: &[PathBuf]) -> Result<StatusSocket, String> {
+    let mut why = Vec::new();
+    for folder in folders {
+        match StatusSocket::in_folder(folder) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => why.push(format!("{}: {error}", folder.display())),
+        }
+    }
+    if folders.len() == 1 {
+        why.push("XDG_RUNTIME_DIR is not set".to_owned());
+    }
+    Err(why.join(", "))
 }
 
 fn answer(line: &str, source: &Source) -> String {
