@@ -19,5 +19,6 @@ mod readme;
 mod serving;
 mod store;
 mod support;
+mod unit;
 mod unprivileged;
 mod work;

@@ -280,8 +280,12 @@ fn explain(error: DiskError) -> Failure {
         DiskError::LateWrites { .. } => Failure::new(Status::Unavailable, what)
             .remedy("start again when that write is done; if it does not end, look at the kernel's log: dmesg"),
         DiskError::Io { source, .. } => match source.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Failure::new(Status::NoPermission, what)
+            ErrorKind::PermissionDenied => Failure::new(Status::NoPermission, what)
                 .remedy("give the folder to the user that runs ksf, or choose another one with --data"),
+            ErrorKind::ReadOnlyFilesystem => Failure::new(Status::NoPermission, what).remedy(
+                "choose a folder that can be written: with packaging/ksf.service one below /var/lib/ksf, or name it in \
+                 ReadWritePaths= of the unit",
+            ),
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 Failure::new(Status::Os, what).remedy("make room, or make a smaller store with --log-bytes")
             }
