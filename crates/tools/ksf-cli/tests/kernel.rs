@@ -51,6 +51,30 @@ fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
     assert!(!xdp_on_lo(), "XDP is left behind");
 }
 
+/// Packets that reached the IP layer of this thread's network, in front of netfilter.
+fn ip_packets_received() -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut rows = table.lines().filter_map(|line| line.strip_prefix("Ip: ")).map(|row| row.split(' '));
+    let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
+    let (_, value) = names.zip(values).find(|(name, _)| *name == "InReceives").unwrap();
+    value.parse().unwrap()
+}
+
+/// So netfilter, and whatever else is at or above the IP layer, does not see the requests: only the replies, at the client.
+#[test]
+fn requests_that_xdp_answers_do_not_reach_the_ip_layer() {
+    let Some(()) = support::private_network() else { return };
+    const REQUESTS: u64 = 20;
+    for (xdp, received) in [("--xdp=lo", REQUESTS), ("--no-xdp", 2 * REQUESTS)] {
+        let args = ["kecho", "--engine", "kernel", xdp, "--listen", "udp:127.0.0.1:0"];
+        let server = Server::start(&args, 1);
+        let before = ip_packets_received();
+        udp_echo(server.address(" udp "), b"over udp");
+        assert_eq!(ip_packets_received() - before, received, "{xdp}");
+        server.stop();
+    }
+}
+
 #[test]
 fn a_killed_server_leaves_nothing_on_the_interface() {
     let Some(()) = support::private_network() else { return };
