@@ -16,7 +16,8 @@ use serde_json::Value;
 /// All steps together, on a machine that is very busy.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Prepares the namespaces and becomes systemd. `FOLDER` is where the test looks, `KSF` the program.
+/// Prepares the namespaces and becomes systemd. `FOLDER` is where the test looks, `KSF` the program; `prepare` makes the unit
+/// `SERVICE`.
 const BEGIN: &str = r#"
 set -e
 mount --make-rprivate /
@@ -30,23 +31,14 @@ umount -R /sys/fs/cgroup || true
 mount -t cgroup2 none /sys/fs/cgroup
 mount -t tmpfs none /run
 mount -t tmpfs none /var/log
-mount -t tmpfs none /var/lib/nginx
-mount -t tmpfs none /etc/nginx/sites-enabled
-mkdir -p /var/log/nginx /run/lock /run/systemd/system/nginx.service.d
+mkdir -p /run/lock /run/systemd/system/$SERVICE.d
 ip link set lo up
-echo 'server { listen 127.0.0.1:80; location / { return 200 served; } }' > /etc/nginx/sites-enabled/test
-"$KSF" accel unit nginx.service > /run/systemd/system/nginx.service.d/ksf-accel.conf
-cat > /run/systemd/system/nginx.service.d/test.conf <<END
-[Unit]
-DefaultDependencies=no
-[Service]
-Environment=KSF_LIB_DIR=$KSF_LIB_DIR
-END
+. "$FOLDER/prepare"
 cat > /run/systemd/system/probe.service <<END
 [Unit]
 DefaultDependencies=no
-Wants=nginx.service
-After=nginx.service
+Wants=$SERVICE
+After=$SERVICE
 [Service]
 Type=oneshot
 Environment=KSF=$KSF FOLDER=$FOLDER
@@ -61,6 +53,20 @@ Wants=probe.service
 END
 export container=lxc
 exec /lib/systemd/systemd --system --unit=test.target --log-target=null
+"#;
+
+const PREPARE_NGINX: &str = r#"
+mount -t tmpfs none /var/lib/nginx
+mount -t tmpfs none /etc/nginx/sites-enabled
+mkdir /var/log/nginx
+echo 'server { listen 127.0.0.1:80; location / { return 200 served; } }' > /etc/nginx/sites-enabled/test
+"$KSF" accel unit nginx.service > /run/systemd/system/nginx.service.d/ksf-accel.conf
+cat > /run/systemd/system/nginx.service.d/test.conf <<END
+[Unit]
+DefaultDependencies=no
+[Service]
+Environment=KSF_LIB_DIR=$KSF_LIB_DIR
+END
 "#;
 
 /// What is done with the service. Each step leaves a file; `done` is the last.
@@ -114,8 +120,8 @@ struct Systemd {
 }
 
 impl Systemd {
-    fn boot(folder: &Folder, hierarchy: &Path) -> Self {
-        let cgroup = hierarchy.join(format!("ksf-test-{}", std::process::id()));
+    fn boot(folder: &Folder, hierarchy: &Path, service: &str) -> Self {
+        let cgroup = hierarchy.join(format!("ksf-test-{}-{service}", std::process::id()));
         fs::create_dir(&cgroup).expect("root may make a cgroup");
         let mut entrance = fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.procs")).unwrap();
         let mut command = Command::new("unshare");
@@ -132,7 +138,7 @@ impl Systemd {
             "-c",
         ]);
         command.arg(BEGIN).env("FOLDER", folder.path("")).env("KSF", env!("CARGO_BIN_EXE_ksf"));
-        command.env("KSF_LIB_DIR", built_folder());
+        command.env("KSF_LIB_DIR", built_folder()).env("SERVICE", service);
         command.env_remove("LD_PRELOAD").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(fs::File::create(folder.path("begun-badly")).unwrap());
         // SAFETY: one write between fork and exec; the descriptor is open and closes with exec.
@@ -165,7 +171,7 @@ fn remove(cgroup: &Path) -> bool {
 }
 
 /// Where cgroup2 is mounted whole.
-fn cgroup2() -> Option<PathBuf> {
+pub(crate) fn cgroup2() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     mounts.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
@@ -173,6 +179,24 @@ fn cgroup2() -> Option<PathBuf> {
         let (root, point) = (words.next()?, words.next()?);
         (kind.starts_with("cgroup2 ") && root == "/").then(|| point.into())
     })
+}
+
+/// Boots systemd with a service and runs `probe`, which must come to its end; the folder that it wrote to.
+pub(crate) fn probed(service: &str, prepare: &str, probe: &str, hierarchy: &Path) -> Folder {
+    let folder = Folder::new();
+    folder.write("prepare", prepare);
+    folder.write("probe", probe);
+    let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap_or_default();
+    let mut systemd = Systemd::boot(&folder, hierarchy, service);
+    let deadline = Instant::now() + LIMIT;
+    while !folder.path("done").exists() && !folder.path("failed").exists() {
+        assert!(!systemd.has_ended(), "systemd did not start: {}", read("begun-badly"));
+        assert!(Instant::now() < deadline, "it takes too long: {}", read("said"));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(folder.path("done").exists(), "{}", read("said"));
+    drop(systemd);
+    folder
 }
 
 #[test]
@@ -183,20 +207,11 @@ fn a_service_is_started_reloaded_and_ended_by_systemd_as_without_ksf() {
         return skip("needs systemd and nginx");
     }
     let Some(hierarchy) = cgroup2() else { return skip("needs cgroup2") };
-    let folder = Folder::new();
-    folder.write("probe", PROBE);
-    let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap_or_default();
     let limit = || fs::read_to_string("/proc/sys/fs/file-max").unwrap();
     let limit_before = limit();
-    let mut systemd = Systemd::boot(&folder, &hierarchy);
-    let deadline = Instant::now() + LIMIT;
-    while !folder.path("done").exists() && !folder.path("failed").exists() {
-        assert!(!systemd.has_ended(), "systemd did not start: {}", read("begun-badly"));
-        assert!(Instant::now() < deadline, "it takes too long: {}", read("said"));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let folder = probed("nginx.service", PREPARE_NGINX, PROBE, &hierarchy);
+    let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap_or_default();
     let said = read("said");
-    assert!(folder.path("done").exists(), "{said}");
 
     // The main process is nginx's own, and the holder is of the service, too.
     assert_eq!(read("processes"), "ksf-accel\nnginx\n", "{said}");

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::accel_systemd::{cgroup2, probed};
 use crate::support::export::Calls;
 use crate::support::{Folder, Server, ksf, stderr, stdout};
 use ksf_test::{own_network_or_skip, program_or_skip, stream};
@@ -164,6 +165,78 @@ fn shipped_nfs_server_runs_in_the_sandbox_of_the_unit_for_it() {
     assert_eq!(fs::metadata(export.join("made")).unwrap().uid(), 65_534);
     assert_eq!(sandbox.mode("state/nfs"), 0o700);
     server.stop();
+}
+
+/// Installs unit and file where nothing is hidden from the service, with all services of the file. systemd makes folders in
+/// /tmp and /var/tmp, so these are new; /etc is read-only here.
+const PREPARE: &str = r#"
+mount -t tmpfs none /var/lib
+mount -t tmpfs none /srv
+mkdir -m 777 /srv/data /srv/pub
+mkdir /run/shipped /run/folder
+mount --bind "$FOLDER" /run/folder
+cp "$KSF" "$FOLDER/ksf.toml" /run/shipped/
+sed 's,^ExecStart=.*,ExecStart=/run/shipped/ksf serve /run/shipped/ksf.toml,' "$FOLDER/unit" > /run/systemd/system/ksf.service
+cat > /run/systemd/system/ksf.service.d/test.conf <<END
+[Unit]
+DefaultDependencies=no
+[Service]
+ConfigurationDirectory=
+StandardError=append:/run/shipped/said
+END
+mount -t tmpfs -o mode=1777 none /tmp
+mount -t tmpfs -o mode=1777 none /var/tmp
+mkdir -p "$FOLDER"
+mount --bind /run/folder "$FOLDER"
+"#;
+
+const PROBE: &str = r#"
+set -exE
+cd "$FOLDER"
+KSF=/run/shipped/ksf
+trap 'cat /run/shipped/said || true; systemctl status ksf || true; touch failed' ERR
+ask() {
+    exec 3<> /dev/tcp/127.0.0.1/6379
+    printf '%s\r\n' "$1" >&3
+    read -r -t 60 reply <&3
+    [ "$reply" = "$2"$'\r' ]
+}
+ask 'SET a b' +OK
+touch /run/ksf/other
+systemctl reload ksf
+systemctl restart ksf
+ask 'GET a' '$1'
+"$KSF" stat > counters
+"$KSF" load nfs -c 200 nfs://127.0.0.1/srv/data > load
+systemctl stop ksf
+systemctl show -P Result ksf > result
+test -e /run/ksf/other
+stat -c '%a %n' /var/lib/ksf /run/ksf > left
+cp /run/shipped/said lines
+touch done
+"#;
+
+#[test]
+#[ignore = "soak: boots systemd"]
+fn shipped_unit_and_file_are_run_by_systemd() {
+    let Some(()) = ksf_test::root_or_skip("namespaces") else { return };
+    if !Path::new("/lib/systemd/systemd").is_file() {
+        return ksf_test::skip("needs systemd");
+    }
+    let Some(hierarchy) = cgroup2() else { return ksf_test::skip("needs cgroup2") };
+    let file = FILE.to_owned() + &shipped("store").replace("\"1g\"", "\"8m\"") + &shipped("nfs");
+    let quoted = |text: &str| format!("cat > \"$FOLDER/{{}}\" <<'END OF FILE'\n{text}\nEND OF FILE\n");
+    let prepare =
+        quoted(&file).replacen("{}", "ksf.toml", 1) + &quoted(&unit_with_nfs()).replacen("{}", "unit", 1) + PREPARE;
+    let folder = probed("ksf.service", &prepare, PROBE, &hierarchy);
+    let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap_or_default();
+    let lines = read("lines");
+    assert_eq!(read("result"), "success\n", "{lines}");
+    assert_eq!(read("left"), "700 /var/lib/ksf\n755 /run/ksf\n", "{lines}");
+    for part in ["echo tcp 127.0.0.1:60007 engine=kernel", "store tcp ", "nfs tcp ", "limits reloaded"] {
+        assert!(lines.contains(part), "no {part} in {lines}");
+    }
+    assert!(!lines.contains("as the user of this process") && !lines.contains("handles="), "{lines}");
 }
 
 #[test]
