@@ -24,8 +24,9 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETGID);
 
-/// What it must have to run calls as their callers. CAP_MKNOD is not among them: a container may lack it.
-const NEEDED: CapabilitySet = KEPT.difference(CapabilitySet::MKNOD);
+/// What it must have to run calls as their callers. A container may lack the others: without CAP_DAC_READ_SEARCH handles end with
+/// the server, without CAP_MKNOD nobody makes devices.
+const NEEDED: CapabilitySet = KEPT.difference(CapabilitySet::MKNOD.union(CapabilitySet::DAC_READ_SEARCH));
 
 /// What must be gone while a caller is not root (capabilities(7), "Effect of user ID changes on capabilities").
 const OVERRIDES: CapabilitySet = CapabilitySet::CHOWN
@@ -46,7 +47,7 @@ pub(crate) const ENTRIES_BYTES: usize = 32 << 10;
 pub enum Identities {
     /// Each call as its caller: the server is root.
     Callers,
-    /// All calls as the user of the server.
+    /// All calls as the user of the server, who is not root.
     Own,
 }
 
@@ -58,6 +59,13 @@ pub enum LaneError {
         "a thread for file operations cannot narrow its capabilities: {0}; allow capget and capset, or start the server without root"
     )]
     Capabilities(Errno),
+    /// It is root without what it takes to run calls as their callers; as root itself it must not run them.
+    #[error(
+        "the server is root without {}, so it cannot carry requests out as their users: give it these capabilities \
+         (CapabilityBoundingSet= of a unit, --cap-add of a container), or start it as another user, whose rights all requests then have",
+        names(*.0)
+    )]
+    Incomplete(CapabilitySet),
     /// The kernel leaves capabilities in place when the file system uid changes, so no permission would be checked.
     #[error(
         "the kernel does not drop root's rights with the file system uid (securebits no_setuid_fixup, or user 65534 is not mapped): \
@@ -198,8 +206,12 @@ impl Drop for Back<'_> {
 /// Takes from this thread what operations do not need, and finds out whether calls can run as their callers.
 fn narrow() -> Result<Identities, LaneError> {
     let had = capabilities(None).map_err(LaneError::Capabilities)?;
-    if !rustix::process::geteuid().is_root() || !had.effective.contains(NEEDED) {
+    if !rustix::process::geteuid().is_root() {
         return Ok(Identities::Own);
+    }
+    let missing = NEEDED.difference(had.effective);
+    if !missing.is_empty() {
+        return Err(LaneError::Incomplete(missing));
     }
     let kept = had.permitted & KEPT;
     let narrowed = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
@@ -214,6 +226,12 @@ fn narrow() -> Result<Identities, LaneError> {
         return Err(LaneError::NotDropped);
     }
     Ok(Identities::Callers)
+}
+
+/// `CAP_CHOWN, CAP_SETUID`.
+fn names(capabilities: CapabilitySet) -> String {
+    let names: Vec<String> = capabilities.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+    names.join(", ")
 }
 
 #[cfg(test)]
@@ -266,6 +284,32 @@ mod tests {
         .join()
         .unwrap();
         assert_eq!(status("Uid:")[3], rustix::process::geteuid().as_raw().to_string(), "no other thread changes");
+    }
+
+    /// Attaches a lane on a thread that lacks some of root's capabilities.
+    fn attach_without(lacking: CapabilitySet) -> Result<Identities, LaneError> {
+        let attach = move || {
+            let had = capabilities(None).unwrap();
+            let effective = had.effective.difference(lacking);
+            set_capabilities(None, CapabilitySets { effective, permitted: effective, ..had }).unwrap();
+            Lane::attach().map(|lane| lane.identities())
+        };
+        std::thread::spawn(attach).join().unwrap()
+    }
+
+    #[test]
+    fn root_without_the_capabilities_for_identities_serves_nobody() {
+        let Some(()) = root_or_skip("identities") else { return };
+        let lacking = CapabilitySet::CHOWN | CapabilitySet::SETUID;
+        let error = attach_without(lacking).unwrap_err().to_string();
+        assert!(error.contains("CAP_CHOWN, CAP_SETUID") && !error.contains("CAP_FOWNER"), "{error}");
+        assert_eq!(error.lines().count(), 1);
+        for one in NEEDED {
+            assert!(attach_without(one).is_err(), "{one:?}");
+        }
+        // As containers have it: handles need the first, devices the second, identities neither.
+        let lacking = CapabilitySet::DAC_READ_SEARCH | CapabilitySet::MKNOD;
+        assert_eq!(attach_without(lacking).unwrap(), Identities::Callers);
     }
 
     #[test]
