@@ -14,6 +14,11 @@ use crate::lru::Lru;
 /// Parts of the cache, each with its own lock.
 const PARTS: usize = 16;
 
+/// How long a descriptor for writing is kept, in looks for idle ones: a file that is open for writing cannot be executed.
+const WRITABLE_SECONDS: u8 = 2;
+/// Looks between two that close what was not used.
+const IDLE_SECONDS: u64 = 10;
+
 /// What a descriptor was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -33,6 +38,8 @@ struct Open {
     entries: Option<OwnedFd>,
     /// Used since the last look for idle ones.
     is_used: bool,
+    /// Looks since that for writing was opened.
+    writable_seconds: u8,
 }
 
 impl Open {
@@ -52,6 +59,8 @@ struct Part {
 pub(crate) struct Descriptors {
     parts: [Mutex<Part>; PARTS],
     part_max: usize,
+    /// Looks for idle ones.
+    seconds: AtomicU64,
     pub(crate) hits: AtomicU64,
     pub(crate) misses: AtomicU64,
     pub(crate) evicted: AtomicU64,
@@ -63,6 +72,7 @@ impl Descriptors {
         Self {
             parts: Default::default(),
             part_max: (descriptors_max / PARTS).max(1),
+            seconds: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -95,7 +105,12 @@ impl Descriptors {
     /// Keeps a descriptor; the one before of the same mode is closed when its last user is done.
     pub(crate) fn put(&self, handle: &Handle, mode: Mode, descriptor: &Arc<OwnedFd>) {
         let mut before = None;
-        self.change(handle, |open| before = open.modes[mode as usize].replace(Arc::clone(descriptor)));
+        self.change(handle, |open| {
+            before = open.modes[mode as usize].replace(Arc::clone(descriptor));
+            if mode == Mode::Write {
+                open.writable_seconds = 0;
+            }
+        });
         // Outside of the lock: closing may wait for a disk.
         drop(before);
     }
@@ -148,6 +163,19 @@ impl Descriptors {
         drop(gone);
     }
 
+    /// Closes that for writing.
+    pub(crate) fn close_writable(&self, handle: &Handle) {
+        let mut part = self.part(handle);
+        let Some(open) = part.objects.get(handle) else { return };
+        let closed = open.modes[Mode::Write as usize].take();
+        if open.count() == 0 {
+            part.objects.remove(handle);
+        }
+        part.count -= usize::from(closed.is_some());
+        drop(part);
+        drop(closed);
+    }
+
     /// Lets a quarter of each part go: the process has no descriptors left.
     pub(crate) fn make_room(&self) {
         for at in 0..PARTS {
@@ -163,14 +191,23 @@ impl Descriptors {
         }
     }
 
-    /// Closes those that were not used since the call before: a file that a local program removed keeps its space until then.
+    /// To be called once a second. Closes those for writing that are open for two, whoever uses them, and at each tenth call
+    /// those that were not used since the tenth before: a file that a local program removed keeps its space until then.
     pub(crate) fn close_idle(&self) {
+        let is_tenth = self.seconds.fetch_add(1, Ordering::Relaxed) % IDLE_SECONDS == IDLE_SECONDS - 1;
         for at in 0..PARTS {
+            let mut closed = Vec::new();
             let mut part = self.lock(at);
-            let gone = part.objects.take_if(|_, open| !std::mem::take(&mut open.is_used));
-            part.count -= gone.iter().map(Open::count).sum::<usize>();
+            let gone = part.objects.take_if(|_, open| {
+                open.writable_seconds = open.writable_seconds.saturating_add(1);
+                if open.writable_seconds >= WRITABLE_SECONDS {
+                    closed.extend(open.modes[Mode::Write as usize].take());
+                }
+                open.count() == 0 || is_tenth && !std::mem::take(&mut open.is_used)
+            });
+            part.count -= closed.len() + gone.iter().map(Open::count).sum::<usize>();
             drop(part);
-            drop(gone);
+            drop((closed, gone));
         }
     }
 
@@ -244,10 +281,28 @@ mod tests {
         let (one, two) = (descriptor(), descriptor());
         cache.put(&handle(1), Mode::Read, &one);
         cache.put(&handle(2), Mode::Read, &two);
-        cache.close_idle();
+        let passes = |seconds| (0..seconds).for_each(|_| cache.close_idle());
+        passes(IDLE_SECONDS);
         assert_eq!(cache.count(), 2, "used before the first look");
         assert!(cache.get(&handle(2), Mode::Read).is_some());
-        cache.close_idle();
+        passes(IDLE_SECONDS);
         assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 2));
+    }
+
+    #[test]
+    fn those_for_writing_are_closed_however_much_they_are_used() {
+        let cache = Descriptors::new(64);
+        let (read, write) = (descriptor(), descriptor());
+        cache.put(&handle(1), Mode::Read, &read);
+        cache.put(&handle(1), Mode::Write, &write);
+        cache.put(&handle(2), Mode::Write, &write);
+        cache.close_idle();
+        assert!(cache.get(&handle(1), Mode::Write).is_some());
+        cache.close_idle();
+        assert_eq!((cache.count(), Arc::strong_count(&write)), (1, 1));
+        cache.put(&handle(1), Mode::Write, &write);
+        cache.close_writable(&handle(1));
+        cache.close_writable(&handle(2));
+        assert_eq!((cache.count(), Arc::strong_count(&write), Arc::strong_count(&read)), (1, 1, 2));
     }
 }

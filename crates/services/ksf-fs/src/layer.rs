@@ -209,8 +209,8 @@ impl Fs {
         self.uncommitted.verifier()
     }
 
-    /// Closes what was not used since the call before. To be called every ten seconds or so: a file that a local program removed
-    /// keeps its space on the medium while it is open here.
+    /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
+    /// not used for ten: a file that a local program removed keeps its space on the medium while it is open here.
     pub fn close_idle(&self) {
         self.descriptors.close_idle();
     }
@@ -311,18 +311,44 @@ impl Fs {
         Ok(opened)
     }
 
-    /// A descriptor for the bytes of a regular file. Other types are not opened: a FIFO or a device could block.
-    pub(crate) fn content(&self, lane: &Lane, handle: &Handle, mode: Mode) -> Result<Arc<OwnedFd>, FsError> {
+    /// A descriptor for the bytes of a regular file, which is opened only for a caller that may use it: while a file is open for
+    /// writing nobody executes it. One that is kept may be of another caller, so permission is to be asked with each use.
+    pub(crate) fn content(
+        &self,
+        lane: &mut Lane,
+        caller: &Identity,
+        handle: &Handle,
+        mode: Mode,
+    ) -> Result<Arc<OwnedFd>, FsError> {
         lane.check()?;
         if let Some(descriptor) = self.descriptors.get(handle, mode) {
             return Ok(descriptor);
         }
+        let node = self.regular(lane, handle)?;
+        let wanted = if mode == Mode::Write { WRITE_BIT } else { READ_BIT };
+        lane.as_caller(caller, || permit(&node.descriptor, wanted, caller))??;
+        self.open_content(&node, handle, mode)
+    }
+
+    /// A descriptor for reading, for the server itself: it brings a file to the medium, and nobody is kept from anything by it.
+    pub(crate) fn to_sync(&self, file: &Node, handle: &Handle) -> Result<Arc<OwnedFd>, FsError> {
+        match self.descriptors.get(handle, Mode::Read) {
+            Some(descriptor) => Ok(descriptor),
+            None => self.open_content(file, handle, Mode::Read),
+        }
+    }
+
+    /// Other types than regular files are not opened: a FIFO or a device could block.
+    pub(crate) fn regular(&self, lane: &Lane, handle: &Handle) -> Result<Node, FsError> {
         let node = self.node(lane, handle)?;
         match node.attr.file_type {
-            FileType::Regular => {}
-            FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
-            _ => return Err(ErrorKind::WrongType.into()),
+            FileType::Regular => Ok(node),
+            FileType::Directory => Err(ErrorKind::IsDirectory.into()),
+            _ => Err(ErrorKind::WrongType.into()),
         }
+    }
+
+    fn open_content(&self, node: &Node, handle: &Handle, mode: Mode) -> Result<Arc<OwnedFd>, FsError> {
         let access = if mode == Mode::Write { OFlags::WRONLY } else { OFlags::RDONLY };
         let descriptor = Arc::new(self.reopen(&node.descriptor, access)?);
         self.descriptors.put(handle, mode, &descriptor);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{Credential, ErrorKind, ExportOptions, FILE_SIZE_MAX, FsOptions, Lane, SetAttr, Squash, Stable};
 
 #[test]
@@ -117,8 +117,7 @@ fn descriptors_are_bounded_and_idle_ones_are_closed() {
             assert!(served.fs.counters().descriptors <= 48, "{:?}", served.fs.counters());
         }
         assert!(served.fs.counters().evicted > 0);
-        served.fs.close_idle();
-        served.fs.close_idle();
+        (0..20).for_each(|_| served.fs.close_idle());
         assert_eq!(served.fs.counters().descriptors, 0);
         let read = |lane: &mut Lane, file| served.fs.read(lane, &root(), file, 0, &mut [0; 4]).result.unwrap().count;
         assert_eq!(read(lane, &files[0]), 4);
@@ -139,5 +138,25 @@ fn a_commit_needs_no_right_and_no_unsynced_data() {
         let verifier = served.fs.verifier();
         assert_eq!(served.fs.commit(lane, &stranger, &file).result.unwrap(), verifier);
         assert_ne!(Served::open_to_all().fs.verifier(), verifier, "random at each start");
+    });
+}
+
+#[test]
+fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (file, path) = (served.make(lane, "tool").handle, served.path("tool"));
+        let write = |lane: &mut Lane| served.fs.write(lane, &root(), &file, 0, b"text", Stable::Unstable);
+        write(lane).result.unwrap();
+        served.fs.commit(lane, &root(), &file).result.unwrap();
+        assert_eq!(open_for_writing(&path), 0);
+        write(lane).result.unwrap();
+        assert_eq!(open_for_writing(&path), 1);
+        for _ in 0..2 {
+            served.fs.close_idle();
+        }
+        assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 1));
+        served.fs.commit(lane, &root(), &file).result.unwrap();
+        assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 0));
     });
 }

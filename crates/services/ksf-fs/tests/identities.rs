@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
     Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, SetAttr, SetTime, Squash, Stable, Time,
 };
@@ -240,4 +240,27 @@ fn times_are_set_by_who_may() {
         assert!(changed.result.is_ok() && changed.wcc.after.unwrap().mtime > long_ago);
         assert_eq!(changed.wcc.before.unwrap().mtime, long_ago);
     });
+}
+
+/// Else a file that somebody may only read could be kept from being executed.
+#[test]
+fn nothing_is_opened_for_writing_for_a_caller_that_may_not_write() {
+    let Some(()) = root_or_skip("identities") else { return };
+    for read_only in [false, true] {
+        on_lane(|lane| {
+            let served = Served::new(ExportOptions { read_only, squash: Squash::None, ..ExportOptions::default() });
+            fs::write(served.path("tool"), "text").unwrap();
+            fs::set_permissions(served.path("tool"), fs::Permissions::from_mode(0o644)).unwrap();
+            let (file, stranger) = (served.find(lane, "tool").handle, user(1000, 100, &[]));
+            let refused = if read_only { ErrorKind::ReadOnly } else { ErrorKind::Access };
+            let written = served.fs.write(lane, &stranger, &file, 0, b"x", Stable::Unstable);
+            assert_eq!(kind(written.result), refused);
+            assert_eq!(open_for_writing(&served.path("tool")), 0, "by a write");
+            let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+            assert_eq!(kind(served.fs.setattr(lane, &stranger, &file, &cut, None).result), refused);
+            assert_eq!(open_for_writing(&served.path("tool")), 0, "by a change of the size");
+            served.fs.commit(lane, &stranger, &file).result.unwrap();
+            assert_eq!(open_for_writing(&served.path("tool")), 0, "by a commit");
+        });
+    }
 }

@@ -17,8 +17,8 @@ use crate::mount::MountProgram;
 use crate::nlm::NoLocks;
 use crate::program::{Core, NfsProgram};
 
-/// How often descriptors that nobody used since the last time are closed.
-const IDLE_EVERY: Duration = Duration::from_secs(10);
+/// How often the file layer is told that a second has passed.
+const IDLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Greatest READ and WRITE where nothing is said.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;

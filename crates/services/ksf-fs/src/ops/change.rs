@@ -57,7 +57,7 @@ impl Fs {
             return Err(ErrorKind::NotSupported.into());
         }
         let resized = match to.size {
-            Some(size) => Some((size, self.content(lane, handle, Mode::Write)?)),
+            Some(size) => Some((size, self.content(lane, &call.caller, handle, Mode::Write)?)),
             None => None,
         };
         let change = || {

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::io::{Errno, ReadWriteFlags, Result as SysResult, pread, pwritev2, retry_on_intr};
 
@@ -50,7 +51,7 @@ impl Fs {
         into: &mut [u8],
     ) -> Result<usize, FsError> {
         let call = self.begin(lane, credential, handle, false)?;
-        let file = self.content(lane, handle, Mode::Read)?;
+        let file = self.content(lane, &call.caller, handle, Mode::Read)?;
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
         let wanted = into.len().min(room);
         let read = || {
@@ -93,7 +94,7 @@ impl Fs {
         before: &mut Option<Before>,
     ) -> Result<Written, FsError> {
         let call = self.begin(lane, credential, handle, true)?;
-        let file = self.content(lane, handle, Mode::Write)?;
+        let file = self.content(lane, &call.caller, handle, Mode::Write)?;
         let attr = self.live(call.export, handle, &file)?;
         if stable == Stable::Unstable {
             *before = Some(attr.before());
@@ -102,6 +103,9 @@ impl Fs {
         if end.is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(ErrorKind::TooBig.into());
         }
+        // What tells of a failed write-back must be open before the write, and is not that for writing, which is soon closed.
+        let accepts = stable == Stable::Unstable && !data.is_empty();
+        let told_by = accepts.then(|| self.tells_of_losses(lane, handle, &file)).transpose()?;
         // Asked for before the write: what is lost after this changes it.
         let verifier = self.verifier();
         let flags = match stable {
@@ -111,8 +115,8 @@ impl Fs {
         };
         let write = || {
             permit(&file, WRITE_BIT, &call.caller)?;
-            if stable == Stable::Unstable && !data.is_empty() {
-                self.uncommitted.note(handle, credential.client, &file, |file| rustix::fs::fdatasync(file));
+            if let Some(told_by) = &told_by {
+                self.uncommitted.note(handle, credential.client, told_by, |file| rustix::fs::fdatasync(file));
             }
             let (count, failed) = write_whole(&file, offset, data, flags);
             if let Some(Errno::IO | Errno::NOSPC | Errno::DQUOT) = failed
@@ -132,7 +136,8 @@ impl Fs {
     /// Brings what was written to a file to the medium, all of it. Tells the verifier.
     ///
     /// An error is told once to each client that wrote and may have lost data; the verifier is another one then. No right is
-    /// needed: RFC 1813 (section 3.3.21) has no error for it.
+    /// needed: RFC 1813 (section 3.3.21) has no error for it. So nothing is opened for writing; where nothing can be written, nothing
+    /// is brought anywhere.
     pub fn commit(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Changed<[u8; 8]> {
         // The blocks that the file takes.
         let _changing = self.attrs.changing(handle);
@@ -141,12 +146,35 @@ impl Fs {
         Changed { wcc: Wcc { before: None, after }, result }
     }
 
-    fn bring(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Result<[u8; 8], FsError> {
-        lane.check()?;
-        self.node(lane, handle)?;
-        // That of the writes, if it is known; where nothing can be written any descriptor does.
-        let file = self.content(lane, handle, Mode::Write).or_else(|_| self.content(lane, handle, Mode::Read))?;
-        self.uncommitted.commit(handle, credential.client, &file, |file| rustix::fs::fsync(file))?;
+    fn tells_of_losses(&self, lane: &Lane, handle: &Handle, written: &Arc<OwnedFd>) -> Result<Arc<OwnedFd>, FsError> {
+        if let Some(known) = self.uncommitted.descriptor(handle) {
+            return Ok(known);
+        }
+        match self.regular(lane, handle).and_then(|node| self.to_sync(&node, handle)) {
+            // The server is not root, and may write the file but not read it.
+            Err(error) if error.kind() == ErrorKind::Access => Ok(Arc::clone(written)),
+            opened => opened,
+        }
+    }
+
+    fn bring(&self, lane: &Lane, credential: &Credential, handle: &Handle) -> Result<[u8; 8], FsError> {
+        let node = self.regular(lane, handle)?;
+        let export = self.export(handle)?;
+        if export.options().read_only {
+            return Ok(self.verifier());
+        }
+        let opened = match self.uncommitted.descriptor(handle) {
+            Some(known) => Ok(known),
+            None => self.to_sync(&node, handle),
+        };
+        match opened {
+            Ok(file) => self.uncommitted.commit(handle, credential.client, &file, |file| rustix::fs::fsync(file))?,
+            // The server is not root, and may write the file but not read it.
+            Err(error) if error.kind() == ErrorKind::Access => rustix::fs::syncfs(&export.root_descriptor)?,
+            Err(error) => return Err(error),
+        }
+        // The client is done with it.
+        self.descriptors.close_writable(handle);
         Ok(self.verifier())
     }
 }

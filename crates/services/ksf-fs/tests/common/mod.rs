@@ -81,3 +81,18 @@ pub(crate) fn root() -> Credential {
 pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, ksf_fs::FsError>) -> ErrorKind {
     result.unwrap_err().kind()
 }
+
+/// Descriptors of this process by which a file can be written. While there is one it cannot be executed.
+#[allow(dead_code)]
+pub(crate) fn open_for_writing(path: &std::path::Path) -> usize {
+    let is_one = |fd: &std::ffi::OsStr| {
+        let fd = fd.to_str().unwrap();
+        // One of another test may be closed by now.
+        let target = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = u32::from_str_radix(flags.unwrap_or("0").trim(), 8).unwrap();
+        target.is_some_and(|target| target == path) && flags & 0o3 != 0
+    };
+    std::fs::read_dir("/proc/self/fd").unwrap().filter(|fd| is_one(&fd.as_ref().unwrap().file_name())).count()
+}
