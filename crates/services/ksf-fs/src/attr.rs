@@ -141,8 +141,9 @@ pub struct Before {
 
 /// An object before and after a change: weak cache data.
 ///
-/// `before` is there only if no other call of this server came between it and the change, so `before` is missing for stable
-/// writes and for commits, as it is in the kernel's server. Changes by local programs cannot be kept out.
+/// `before` is there only if no other change of the object came between it and `after`: a client that has what `before` tells
+/// takes `after` for the whole difference, and keeps what it has of the content. So it is missing for commits, for changes that ran
+/// beside another one, and everywhere in exports that are not `exclusive`, where local programs may change the object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wcc {
     /// Before the change.

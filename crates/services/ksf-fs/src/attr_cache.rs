@@ -69,13 +69,15 @@ impl AttrCache {
     }
 
     fn begin(&self, slots: Range<usize>) -> Changing<'_> {
+        let mut first = None;
         for at in slots.clone() {
             let mut slot = self.lock(at);
             slot.begun += 1;
+            first = (slot.under_way == 0).then_some(slot.begun);
             slot.under_way += 1;
             slot.kept = None;
         }
-        Changing { cache: self, slots }
+        Changing { cache: self, slots, first }
     }
 
     /// To be called before the attributes of an object are read. `None` while a change is under way.
@@ -103,6 +105,21 @@ impl AttrCache {
 pub(crate) struct Changing<'a> {
     cache: &'a AttrCache,
     slots: Range<usize>,
+    /// Which change it is, of its one object or of the last of many, if no other was under way.
+    first: Option<u64>,
+}
+
+impl Changing<'_> {
+    /// True if no other change of the object was under way since this one began. False where that is not known: there is no
+    /// cache, or the other change was of an object in the same slot.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.slots.len() == 1 && self.first == Some(self.cache.lock(self.slots.start).begun)
+    }
+
+    /// True if this is a change of that object, too, as far as the cache tells them apart.
+    pub(crate) fn is_of(&self, handle: &Handle) -> bool {
+        self.cache.slot_of(handle).is_some_and(|at| self.slots.contains(&at))
+    }
 }
 
 impl Drop for Changing<'_> {
@@ -196,6 +213,23 @@ mod tests {
         assert_eq!(cache.get(&file), None);
         drop(change);
         fill(&cache, &file, 6);
+    }
+
+    #[test]
+    fn a_change_is_alone_unless_another_was_under_way_meanwhile() {
+        let (cache, file) = (AttrCache::new(64), handle(1, 7));
+        let one = cache.changing(&file);
+        assert!(one.is_alone());
+        let two = cache.changing(&file);
+        assert!(!one.is_alone() && !two.is_alone());
+        drop(two);
+        assert!(!one.is_alone(), "the other came between");
+        drop(one);
+        let three = cache.changing(&file);
+        assert!(three.is_alone());
+        drop(cache.changing_unknown());
+        assert!(!three.is_alone());
+        assert!(!AttrCache::new(0).changing(&file).is_alone(), "nothing is known");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Resource, getrlimit};
 
-use crate::attr::{ASKED, Attr, FileType, Found};
+use crate::attr::{ASKED, Attr, Before, FileType, Found};
 use crate::attr_cache::{AttrCache, Changing};
 use crate::credential::{Credential, Identity};
 use crate::descriptors::{Descriptors, Mode};
@@ -397,19 +397,33 @@ impl Fs {
         }
     }
 
-    /// Keeps other changes of this object by this server out, for exact weak cache data; a change of it begins.
+    /// Keeps other changes of this object by this server out, but those that wait for the medium; a change of it begins.
     pub(crate) fn lock(&self, handle: &Handle) -> Order<'_> {
-        let first = self.lock_at(lock_of(handle));
-        Order { _changing: [Some(self.attrs.changing(handle)), None], _first: first, _second: None }
+        let lock = self.lock_at(lock_of(handle));
+        Order { changing: self.attrs.changing(handle), other: None, _locks: [Some(lock), None] }
     }
 
-    /// The same for two objects.
+    /// A change of this object begins that waits for the medium: others do not wait for it.
+    pub(crate) fn unordered(&self, handle: &Handle) -> Order<'_> {
+        Order { changing: self.attrs.changing(handle), other: None, _locks: [None, None] }
+    }
+
+    /// [`Fs::lock`] of two objects.
     pub(crate) fn lock_two(&self, one: &Handle, two: &Handle) -> Order<'_> {
         let (low, high) = (lock_of(one).min(lock_of(two)), lock_of(one).max(lock_of(two)));
         let first = self.lock_at(low);
         let second = (low != high).then(|| self.lock_at(high));
-        let changing = [one, two].map(|handle| Some(self.attrs.changing(handle)));
-        Order { _changing: changing, _first: first, _second: second }
+        let changing = self.attrs.changing(one);
+        let other = (!changing.is_of(two)).then(|| self.attrs.changing(two));
+        Order { changing, other, _locks: [Some(first), second] }
+    }
+
+    /// What weak cache data has of an object before a change, asked for when the attributes after it are known. A client takes
+    /// the change for the only one between the two, so it is there only if this is so: in an export that nothing else changes, and
+    /// if no other change of this server was under way.
+    pub(crate) fn before(&self, order: &Order<'_>, handle: &Handle, attr: &Attr) -> Option<Before> {
+        let is_exclusive = self.export(handle).is_ok_and(|export| export.options().exclusive);
+        (is_exclusive && order.of(handle).is_alone()).then(|| attr.before())
     }
 
     /// A change of an open object begins.
@@ -422,11 +436,17 @@ impl Fs {
     }
 }
 
-/// Changes of one object or two, which no others come between. The change ends, and then the next may begin.
+/// A change of one object or two. It ends, and then the next in order may begin.
 pub(crate) struct Order<'a> {
-    _changing: [Option<Changing<'a>>; 2],
-    _first: MutexGuard<'a, ()>,
-    _second: Option<MutexGuard<'a, ()>>,
+    changing: Changing<'a>,
+    other: Option<Changing<'a>>,
+    _locks: [Option<MutexGuard<'a, ()>>; 2],
+}
+
+impl<'a> Order<'a> {
+    fn of(&self, handle: &Handle) -> &Changing<'a> {
+        self.other.as_ref().filter(|other| other.is_of(handle)).unwrap_or(&self.changing)
+    }
 }
 
 fn lock_of(handle: &Handle) -> usize {

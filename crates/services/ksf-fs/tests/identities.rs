@@ -131,7 +131,7 @@ fn sticky_folders_keep_others_entries() {
         assert_eq!(kind(served.fs.remove(lane, &other, &open, b"file").result), ErrorKind::NotPermitted);
         let renamed = served.fs.rename(lane, &other, &open, b"file", &open, b"mine");
         assert_eq!(kind(renamed.result), ErrorKind::NotPermitted);
-        assert!(renamed.from.after.is_some() && renamed.to.before.is_some());
+        assert!(renamed.from.after.is_some() && renamed.to.after.is_some());
         served.fs.remove(lane, &owner, &open, b"file").result.unwrap();
     });
 }
@@ -238,7 +238,6 @@ fn times_are_set_by_who_may() {
         let now = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
         let changed = served.fs.setattr(lane, &writer, &file, &now, None);
         assert!(changed.result.is_ok() && changed.wcc.after.unwrap().mtime > long_ago);
-        assert_eq!(changed.wcc.before.unwrap().mtime, long_ago);
     });
 }
 

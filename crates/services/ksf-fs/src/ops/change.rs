@@ -38,9 +38,10 @@ impl Fs {
             _ => self.set(lane, credential, handle, &node, to),
         };
         let after = self.node(lane, handle).ok().map(|node| node.attr);
+        let before = self.before(&order, handle, &node.attr);
         drop(order);
         let result = result.and_then(|()| self.settle(lane, handle));
-        Changed { wcc: Wcc { before: Some(node.attr.before()), after }, result }
+        Changed { wcc: Wcc { before, after }, result }
     }
 
     fn set(

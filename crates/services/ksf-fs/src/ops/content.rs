@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::{Errno, ReadWriteFlags, Result as SysResult, pread, pwritev2, retry_on_intr};
 
 use super::{FILE_SIZE_MAX, ReadDone, Stable, Written};
-use crate::attr::{Before, Changed, Seen, Wcc};
+use crate::attr::{Attr, Changed, Seen, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
@@ -74,11 +74,11 @@ impl Fs {
         stable: Stable,
     ) -> Changed<Written> {
         // A stable write waits for the medium, and others must not wait for that.
-        let _order = (stable == Stable::Unstable).then(|| self.lock(handle));
-        let _changing = (stable != Stable::Unstable).then(|| self.attrs.changing(handle));
-        let mut before = None;
-        let result = self.put(lane, credential, handle, offset, data, stable, &mut before);
+        let order = if stable == Stable::Unstable { self.lock(handle) } else { self.unordered(handle) };
+        let mut attr = None;
+        let result = self.put(lane, credential, handle, offset, data, stable, &mut attr);
         let after = self.node(lane, handle).ok().map(|node| node.attr);
+        let before = attr.and_then(|attr| self.before(&order, handle, &attr));
         Changed { wcc: Wcc { before, after }, result }
     }
 
@@ -91,14 +91,12 @@ impl Fs {
         offset: u64,
         data: &[u8],
         stable: Stable,
-        before: &mut Option<Before>,
+        before: &mut Option<Attr>,
     ) -> Result<Written, FsError> {
         let call = self.begin(lane, credential, handle, true)?;
         let file = self.content(lane, &call.caller, handle, Mode::Write)?;
         let attr = self.live(call.export, handle, &file)?;
-        if stable == Stable::Unstable {
-            *before = Some(attr.before());
-        }
+        *before = Some(attr);
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(ErrorKind::TooBig.into());

@@ -310,12 +310,12 @@ impl Fs {
             Ok(node) => node,
             Err(error) => return Changed::failed(error),
         };
-        let before = Some(node.attr.before());
         let result = self.place(lane, credential, dir, &node, name).and_then(|place| {
             let acted = lane.as_caller(&place.caller, || act(&place))??;
             finish(&place, acted)
         });
         let after = self.node(lane, dir).ok().map(|node| node.attr);
+        let before = self.before(&order, dir, &node.attr);
         drop(order);
         let result = result.and_then(|made| self.settle(lane, dir).map(|()| made));
         Changed { wcc: Wcc { before, after }, result }

@@ -7,7 +7,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::make::Place;
-use crate::attr::{Changed, Renamed, Wcc};
+use crate::attr::{Attr, Changed, Renamed, Wcc};
 use crate::attr_cache::Changing;
 use crate::credential::Credential;
 use crate::error::{ErrorKind, FsError};
@@ -65,8 +65,8 @@ impl Fs {
     ) -> Renamed {
         let order = self.lock_two(from_dir, to_dir);
         let (from, to) = (self.node(lane, from_dir), self.node(lane, to_dir));
-        let before = |node: &Result<crate::layer::Node, FsError>| node.as_ref().ok().map(|node| node.attr.before());
-        let (from_before, to_before) = (before(&from), before(&to));
+        let attr = |node: &Result<crate::layer::Node, FsError>| node.as_ref().ok().map(|node| node.attr);
+        let (from_attr, to_attr) = (attr(&from), attr(&to));
         let result = from.and_then(|from| {
             let to = to?;
             if from_dir.export_id() != to_dir.export_id() {
@@ -78,6 +78,8 @@ impl Fs {
         });
         let after = |dir: &Handle| self.node(lane, dir).ok().map(|node| node.attr);
         let (from_after, to_after) = (after(from_dir), after(to_dir));
+        let before = |dir, attr: Option<Attr>| attr.and_then(|attr| self.before(&order, dir, &attr));
+        let (from_before, to_before) = (before(from_dir, from_attr), before(to_dir, to_attr));
         drop(order);
         let result = result.and_then(|()| {
             self.settle(lane, to_dir)?;

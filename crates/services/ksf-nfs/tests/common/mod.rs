@@ -41,7 +41,12 @@ impl Place {
 
     /// The export that calls are carried out in as they are.
     pub(crate) fn export(&self) -> ExportSettings {
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        self.export_with(false)
+    }
+
+    /// The same; `exclusive`: nothing but the server changes it.
+    pub(crate) fn export_with(&self, exclusive: bool) -> ExportSettings {
+        let options = ExportOptions { squash: Squash::None, exclusive, ..ExportOptions::default() };
         ExportSettings { path: self.path(""), options, clients: Clients::default(), secure: false }
     }
 
@@ -236,7 +241,7 @@ pub(crate) fn made(rest: &[u8]) -> Vec<u8> {
     assert!(r.bool().unwrap(), "its attributes are told");
     Attr::read(&mut r);
     let wcc = Wcc::read(&mut r);
-    assert!(wcc.before.is_some() && wcc.after.is_some(), "the folder before and after");
+    assert!(wcc.after.is_some(), "the folder after it");
     r.finish().unwrap();
     handle
 }
