@@ -475,7 +475,12 @@ pub(crate) fn process_name(object: &OwnedFd) -> CString {
 
 /// Opens a name in a folder, without its content. A link is opened itself.
 pub(crate) fn open_name(folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-    rustix::fs::openat2(folder, name, OBJECT, Permissions::empty(), INSIDE).map_err(name_error)
+    open_object(folder, name).map_err(name_error)
+}
+
+/// The same with the kernel's number.
+pub(crate) fn open_object(folder: &OwnedFd, name: &CStr) -> SysResult<OwnedFd> {
+    rustix::fs::openat2(folder, name, OBJECT, Permissions::empty(), INSIDE)
 }
 
 /// What a name inside of a folder failed with.

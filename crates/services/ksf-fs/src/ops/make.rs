@@ -1,6 +1,6 @@
 //! Making entries of folders.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, make
 use rustix::io::Errno;
 
 use super::change::{check, set_owner, set_times};
+use super::settle::changed_for_good;
 use super::{CreateHow, Node};
 use crate::attr::{Changed, FileType, Found, Linked, SetAttr, SetTime, Time, Wcc};
 use crate::credential::{Credential, Identity};
@@ -16,7 +17,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, open_name, process_name};
+use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, open_name, open_object, process_name};
 
 /// How often a name may come and go while a file of that name is made.
 const TRIES: usize = 16;
@@ -174,16 +175,17 @@ impl Fs {
         attr: &SetAttr,
     ) -> Changed<Found> {
         let mode = attr.mode.unwrap_or(FOLDER_MODE) & 0o1777;
-        self.make(lane, credential, dir, name, attr, |place| {
-            rustix::fs::mkdirat(&*place.folder, place.name.as_c_str(), Permissions::from_raw_mode(mode))?;
-            let object = open_name(&place.folder, &place.name)?;
+        let make = |place: &Place<'_>| -> Result<(), FsError> {
+            Ok(rustix::fs::mkdirat(&*place.folder, place.name.as_c_str(), Permissions::from_raw_mode(mode))?)
+        };
+        let dress = |place: &Place<'_>, object: &OwnedFd| -> Result<(), FsError> {
             if !place.has_own_umask {
-                let _changing = self.changing_object(place.export, &object);
-                let inherited = attr_of(place.export, &object)?.mode & 0o2000;
-                self.set_mode(&object, mode | inherited)?;
+                let inherited = attr_of(place.export, object)?.mode & 0o2000;
+                self.set_mode(object, mode | inherited)?;
             }
-            Ok((object, None))
-        })
+            self.dress(place, object, attr, None)
+        };
+        self.make(lane, credential, dir, name, attr, AtFlags::REMOVEDIR, make, dress)
     }
 
     /// Makes a symbolic link that holds `target`, which is not looked at. Permissions in the attributes do not count.
@@ -196,7 +198,7 @@ impl Fs {
         target: &[u8],
         attr: &SetAttr,
     ) -> Changed<Found> {
-        self.make(lane, credential, dir, name, attr, |place| {
+        let make = |place: &Place<'_>| -> Result<(), FsError> {
             if target.len() > TARGET_BYTES_MAX {
                 return Err(ErrorKind::NameTooLong.into());
             }
@@ -204,9 +206,10 @@ impl Fs {
             if target.is_empty() {
                 return Err(ErrorKind::Invalid.into());
             }
-            rustix::fs::symlinkat(target.as_c_str(), &*place.folder, place.name.as_c_str())?;
-            Ok((open_name(&place.folder, &place.name)?, None))
-        })
+            Ok(rustix::fs::symlinkat(target.as_c_str(), &*place.folder, place.name.as_c_str())?)
+        };
+        let dress = |place: &Place<'_>, object: &OwnedFd| self.dress(place, object, attr, None);
+        self.make(lane, credential, dir, name, attr, AtFlags::empty(), make, dress)
     }
 
     /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root.
@@ -226,11 +229,12 @@ impl Fs {
             Node::CharDevice(major, minor) => (RawType::CharacterDevice, makedev(major, minor)),
             Node::BlockDevice(major, minor) => (RawType::BlockDevice, makedev(major, minor)),
         };
-        self.make(lane, credential, dir, name, attr, |place| {
+        let make = |place: &Place<'_>| -> Result<(), FsError> {
             let permissions = Permissions::from_raw_mode(mode);
-            rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), kind, permissions, device)?;
-            Ok((open_name(&place.folder, &place.name)?, Some(mode)))
-        })
+            Ok(rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), kind, permissions, device)?)
+        };
+        let dress = |place: &Place<'_>, object: &OwnedFd| self.dress(place, object, attr, Some(mode));
+        self.make(lane, credential, dir, name, attr, AtFlags::empty(), make, dress)
     }
 
     /// Gives an object that is no folder another name, in the same export.
@@ -262,7 +266,9 @@ impl Fs {
         Linked { file: after, dir: changed.wcc, result: changed.result }
     }
 
-    /// Makes an entry that is no regular file. `make` tells the object, and the mode that it should have if the umask took some.
+    /// Makes an entry that is no regular file, and gives it its attributes by `dress`. What cannot be opened or dressed is removed
+    /// again, with `removal`: a client that calls a second time must not meet it.
+    #[expect(clippy::too_many_arguments)]
     fn make(
         &self,
         lane: &mut Lane,
@@ -270,7 +276,9 @@ impl Fs {
         dir: &Handle,
         name: &[u8],
         attr: &SetAttr,
-        make: impl FnOnce(&Place<'_>) -> Result<(OwnedFd, Option<u32>), FsError>,
+        removal: AtFlags,
+        make: impl FnOnce(&Place<'_>) -> Result<(), FsError>,
+        dress: impl FnOnce(&Place<'_>, &OwnedFd) -> Result<(), FsError>,
     ) -> Changed<Found> {
         let made = self.change_folder(
             lane,
@@ -279,10 +287,18 @@ impl Fs {
             entry_name(name, ErrorKind::Exists),
             |place| {
                 check(attr)?;
-                let (object, mode) = make(place)?;
-                let _changing = self.changing_object(place.export, &object);
-                self.dress(place, &object, attr, mode)?;
-                Ok(object)
+                make(place)?;
+                let (folder, name) = (&*place.folder, place.name.as_c_str());
+                let dressed = self.open_made(folder, name).and_then(|object| {
+                    // Other calls may know it by its name already.
+                    let _changing = self.changing_object(place.export, &object);
+                    dress(place, &object)?;
+                    Ok(object)
+                });
+                if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
+                    return dressed.map_err(changed_for_good);
+                }
+                dressed
             },
             |place, object| self.found(place.export, object, Mode::Path, Some((place.handle, &place.name))),
         );
@@ -293,6 +309,10 @@ impl Fs {
             Ok(found)
         });
         Changed { wcc: made.wcc, result }
+    }
+
+    fn open_made(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
+        self.with_room(|| open_object(folder, name)).map_err(name_error)
     }
 
     /// Changes the entries of a folder: `act` runs as the caller, `finish` as the server.
@@ -312,7 +332,7 @@ impl Fs {
         };
         let result = self.place(lane, credential, dir, &node, name).and_then(|place| {
             let acted = lane.as_caller(&place.caller, || act(&place))??;
-            finish(&place, acted)
+            finish(&place, acted).map_err(changed_for_good)
         });
         let after = self.node(lane, dir).ok().map(|node| node.attr);
         let before = self.before(&order, dir, &node.attr);

@@ -22,22 +22,20 @@ impl Fs {
         if !self.export(handle)?.options().sync_names {
             return Ok(());
         }
-        let node = match self.node(lane, handle) {
-            Ok(node) => node,
+        // A descriptor of its own: an error of earlier writes is told once to each, and must not be taken from COMMIT.
+        let opened = self.node(lane, handle).and_then(|node| match node.attr.file_type {
+            FileType::Directory => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY).map(Some),
+            FileType::Regular => self.reopen_file(&node).map(Some),
+            _ => Ok(None),
+        });
+        let synced = match opened {
+            Ok(Some(object)) => rustix::fs::fsync(object),
+            Ok(None) => return Ok(()),
             // Another call has removed it, and brings that to the medium.
             Err(error) if error.kind() == ErrorKind::Stale => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        // A descriptor of its own: an error of earlier writes is told once to each, and must not be taken from COMMIT.
-        let opened = match node.attr.file_type {
-            FileType::Directory => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY),
-            FileType::Regular => self.reopen_file(&node),
-            _ => return Ok(()),
-        };
-        let synced = match opened {
-            Ok(object) => rustix::fs::fsync(object),
-            // The server is not root, and may change the object but not read it.
-            Err(error) if error.kind() == ErrorKind::Access => {
+            // The server is not root, and may change the object but not read it; or there are no descriptors, and a client that is
+            // told to come later would make the change twice.
+            Err(error) if matches!(error.kind(), ErrorKind::Access | ErrorKind::TryLater) => {
                 rustix::fs::syncfs(&self.export(handle)?.root_descriptor)
             }
             Err(error) => return Err(error),
@@ -46,11 +44,16 @@ impl Fs {
         match synced {
             // The file system has no medium.
             Err(Errno::INVAL) => Ok(()),
-            other => Ok(other?),
+            other => other.map_err(|errno| changed_for_good(errno.into())),
         }
     }
 
     fn reopen_file(&self, node: &Node) -> Result<OwnedFd, FsError> {
         self.reopen(&node.descriptor, OFlags::RDONLY).or_else(|_| self.reopen(&node.descriptor, OFlags::WRONLY))
     }
+}
+
+/// The error of a call that has changed something: the client must not take it for one to be sent again.
+pub(crate) fn changed_for_good(error: FsError) -> FsError {
+    if error.kind() == ErrorKind::TryLater { ErrorKind::Io.into() } else { error }
 }
