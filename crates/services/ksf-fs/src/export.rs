@@ -16,6 +16,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
 use crate::sys;
 use crate::table::Table;
+use crate::uncommitted::Verifier;
 
 /// How a folder is served. Mounts inside of it are not crossed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,6 +171,7 @@ pub struct Export {
     pub(crate) root_inode: u64,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
+    pub(crate) verifier: Verifier,
 }
 
 impl Export {
@@ -198,6 +200,12 @@ impl Export {
         if self.table.is_some() { HandleSource::Table } else { HandleSource::Kernel }
     }
 
+    /// What WRITE and COMMIT tell: random at the start of the server, another one each time that data was lost which a client had
+    /// been told it would be asked to commit.
+    pub fn verifier(&self) -> [u8; 8] {
+        self.verifier.get()
+    }
+
     pub(crate) fn key(&self) -> &Key {
         &self.key
     }
@@ -209,6 +217,7 @@ impl Export {
         options: ExportOptions,
         before: &[std::sync::Arc<Export>],
         table_entries_max: usize,
+        verifier: Verifier,
     ) -> Result<Self, ExportError> {
         let io_error = |what| {
             let path = path.to_owned();
@@ -253,7 +262,7 @@ impl Export {
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode: stat.stx_ino, table })
+        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode: stat.stx_ino, table, verifier })
     }
 
     /// The handle of an open object. Objects of other mounts have none here.

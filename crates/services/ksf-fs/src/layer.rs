@@ -22,7 +22,7 @@ use crate::groups::GroupCache;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
 use crate::sys;
-use crate::uncommitted::Uncommitted;
+use crate::uncommitted::{Uncommitted, Verifier};
 
 /// Locks that keep the changes of one object in order.
 const LOCKS: usize = 1024;
@@ -104,6 +104,8 @@ pub struct Fs {
     pub(crate) descriptors: Descriptors,
     groups: GroupCache,
     pub(crate) uncommitted: Uncommitted,
+    /// Random at the start of the server.
+    first_verifier: u64,
     locks: Box<[Mutex<()>]>,
     /// `/proc/self/fd`: opens the content of what is open without it.
     pub(crate) process: OwnedFd,
@@ -150,10 +152,8 @@ impl Fs {
             attrs: AttrCache::default(),
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
             groups: GroupCache::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Uncommitted::new(
-                options.uncommitted_files_max.min(open_max / 4),
-                u64::from_be_bytes(verifier),
-            ),
+            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 4)),
+            first_verifier: u64::from_be_bytes(verifier),
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             process,
             stale: AtomicU64::new(0),
@@ -173,7 +173,14 @@ impl Fs {
         options: ExportOptions,
     ) -> Result<Arc<Export>, ExportError> {
         let is_first_exclusive = options.exclusive && !self.exports.iter().any(|export| export.options().exclusive);
-        let export = Arc::new(Export::open(path, state_folder, options, &self.exports, self.table_entries_max)?);
+        let export = Arc::new(Export::open(
+            path,
+            state_folder,
+            options,
+            &self.exports,
+            self.table_entries_max,
+            Verifier::new(self.first_verifier),
+        )?);
         if is_first_exclusive {
             self.attrs = AttrCache::new(self.attr_entries_max);
         }
@@ -202,11 +209,6 @@ impl Fs {
         let export = claimed.and_then(|id| self.exports.iter().find(|export| export.id() == id));
         let handle = export.and_then(|export| Handle::checked(bytes, export.key()));
         handle.ok_or_else(|| ErrorKind::BadHandle.into())
-    }
-
-    /// What WRITE and COMMIT tell: random at the start of the server, another after each failed write-back.
-    pub fn verifier(&self) -> [u8; 8] {
-        self.uncommitted.verifier()
     }
 
     /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
@@ -391,8 +393,7 @@ impl Fs {
     pub(crate) fn lost_name(&self, handle: &Handle) {
         self.descriptors.forget(handle);
         let Some(descriptor) = self.uncommitted.descriptor(handle) else { return };
-        let stat = rustix::fs::statx(&*descriptor, c"", AtFlags::EMPTY_PATH, ASKED);
-        if stat.is_ok_and(|stat| stat.stx_nlink == 0) {
+        if has_no_name(&descriptor) {
             self.uncommitted.forget(handle);
         }
     }
@@ -457,6 +458,11 @@ fn lock_of(handle: &Handle) -> usize {
 pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
     Ok(Attr::of(&stat, export.id(), export.device))
+}
+
+fn has_no_name(object: &OwnedFd) -> bool {
+    let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED);
+    stat.is_ok_and(|stat| stat.stx_nlink == 0)
 }
 
 /// The handle and the attributes of an open object.

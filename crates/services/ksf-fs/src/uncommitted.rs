@@ -1,41 +1,43 @@
-//! What was written and is not on the medium yet, and who must be told when it is lost.
+//! What was written and is not on the medium yet.
 //!
 //! The kernel tells of a failed write-back once for each open descriptor (errseq_t; since Linux 4.13), and clients share
-//! descriptors. So each file with such data is kept here with the descriptor that was open before the first write, and with the
-//! clients that wrote. When fsync fails, the verifier changes, which has clients write all their data again; and besides each of
-//! those clients is told once, by the commit that it sends.
+//! descriptors. So each file with such data is kept here with a descriptor that was open before the first write, and that nothing
+//! else brings to the medium. When fsync fails on it, the verifier of the export changes, which has every client write its data again.
 
-use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::io::{Errno, Result};
-use smallvec::SmallVec;
+use rustix::io::Result;
 
 use crate::handle::Handle;
 use crate::lru::Lru;
 
-/// Clients with unsynced data in one file; for another one the file is synced first.
-const CLIENTS_MAX: usize = 64;
-/// Losses that clients were not told of yet. A client that is forgotten here still learns it by the verifier.
-const LOSSES_MAX: usize = 16_384;
+/// What WRITE and COMMIT tell of an export: another one at each start of the server, and after each loss.
+#[derive(Clone, Debug)]
+pub(crate) struct Verifier(Arc<AtomicU64>);
+
+impl Verifier {
+    pub(crate) fn new(first: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(first)))
+    }
+
+    /// Ask before the write that it is told of: a loss between both must show.
+    pub(crate) fn get(&self) -> [u8; 8] {
+        self.0.load(Ordering::SeqCst).to_be_bytes()
+    }
+
+    fn change(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
 
 /// Files with data that is not on the medium.
 #[derive(Debug)]
 pub(crate) struct Uncommitted {
     files: Mutex<Lru<Handle, Arc<File>>>,
     files_max: usize,
-    /// Who must be told of which file.
-    losses: Mutex<Losses>,
-    verifier: AtomicU64,
     failures: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Losses {
-    known: HashSet<(Handle, u64)>,
-    order: std::collections::VecDeque<(Handle, u64)>,
 }
 
 /// One file.
@@ -43,16 +45,30 @@ struct Losses {
 struct File {
     /// Open since before the first of the writes.
     descriptor: Arc<OwnedFd>,
-    /// One at a time waits for the medium: who comes second must see what the first was told.
-    syncing: Mutex<()>,
-    /// Client and the number of its last write.
-    writers: Mutex<Writers>,
+    verifier: Verifier,
+    writes: Mutex<Writes>,
+    /// Writes that were done when the last sync began. Who waits for the medium holds it, and who comes meanwhile may find
+    /// that nothing is left to do.
+    synced: Mutex<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Writers {
-    clients: SmallVec<[(u64, u64); 2]>,
-    writes: u64,
+struct Writes {
+    under_way: u32,
+    done: u64,
+}
+
+/// A write under way.
+#[derive(Debug)]
+#[must_use = "the write is done when this is dropped"]
+pub(crate) struct Writing(Arc<File>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let mut writes = lock(&self.0.writes);
+        writes.under_way -= 1;
+        writes.done += 1;
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -60,90 +76,76 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Uncommitted {
-    pub(crate) fn new(files_max: usize, verifier: u64) -> Self {
-        Self {
-            files: Mutex::default(),
-            files_max: files_max.max(1),
-            losses: Mutex::default(),
-            verifier: AtomicU64::new(verifier),
-            failures: AtomicU64::new(0),
-        }
-    }
-
-    /// Ask before the write that it is told of: a loss between both must show.
-    pub(crate) fn verifier(&self) -> [u8; 8] {
-        self.verifier.load(Ordering::SeqCst).to_be_bytes()
+    pub(crate) fn new(files_max: usize) -> Self {
+        Self { files: Mutex::default(), files_max: files_max.max(1), failures: AtomicU64::new(0) }
     }
 
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// A client is about to write without waiting for the medium. Where there are too many files or clients, the oldest file,
-    /// or this one, is synced first by `sync`.
-    pub(crate) fn note(
+    /// A write begins that does not wait for the medium. Where there are too many files the oldest is brought there by `sync` first.
+    pub(crate) fn writing(
         &self,
         handle: &Handle,
-        client: u64,
         descriptor: &Arc<OwnedFd>,
+        verifier: &Verifier,
         sync: impl Fn(&OwnedFd) -> Result<()>,
-    ) {
-        loop {
-            let mut files = lock(&self.files);
-            let file = match files.get(handle) {
-                Some(file) => Arc::clone(file),
-                None => {
-                    let descriptor = Arc::clone(descriptor);
-                    let file = Arc::new(File { descriptor, syncing: Mutex::default(), writers: Mutex::default() });
-                    files.insert(handle.clone(), Arc::clone(&file));
-                    file
-                }
-            };
-            let oldest = if files.len() > self.files_max { files.pop_oldest() } else { None };
-            let noted = lock(&file.writers).note(client);
-            drop(files);
-            if let Some((oldest, file)) = oldest {
-                // Its descriptor leaves with it, so what the medium says must be heard now.
-                self.sync_file(&oldest, &file, None, &sync).ok();
+    ) -> Writing {
+        let mut files = lock(&self.files);
+        let file = match files.get(handle) {
+            Some(file) => Arc::clone(file),
+            None => {
+                let file = Arc::new(File {
+                    descriptor: Arc::clone(descriptor),
+                    verifier: verifier.clone(),
+                    writes: Mutex::default(),
+                    synced: Mutex::default(),
+                });
+                files.insert(handle.clone(), Arc::clone(&file));
+                file
             }
-            if noted {
-                return;
-            }
-            self.sync_file(handle, &file, None, &sync).ok();
+        };
+        lock(&file.writes).under_way += 1;
+        let oldest = if files.len() > self.files_max { files.pop_oldest() } else { None };
+        if let Some((oldest, file)) = &oldest {
+            // Until it is on the medium a commit must find it.
+            files.insert(oldest.clone(), Arc::clone(file));
         }
+        drop(files);
+        if let Some((oldest, file)) = oldest {
+            self.sync_file(&file, &sync).ok();
+            self.drop_clean(&oldest, &file);
+        }
+        Writing(file)
     }
 
-    /// Brings a file to the medium for a client; `descriptor` for a file without unsynced data.
+    /// Brings what was written to a file before the call to the medium, if it is not there; a file that is not known is left
+    /// alone. The verifier tells whether data that was accepted is lost.
     ///
     /// # Errors
     ///
-    /// Data of this client in this file may be lost: by this call, or by an earlier one of which it was not told.
-    pub(crate) fn commit(
-        &self,
-        handle: &Handle,
-        client: u64,
-        descriptor: &Arc<OwnedFd>,
-        sync: impl Fn(&OwnedFd) -> Result<()>,
-    ) -> Result<()> {
-        let known = lock(&self.files).get(handle).map(|file| Arc::clone(file));
-        let file = known.unwrap_or_else(|| {
-            let descriptor = Arc::clone(descriptor);
-            Arc::new(File { descriptor, syncing: Mutex::default(), writers: Mutex::default() })
-        });
-        let synced = self.sync_file(handle, &file, Some(client), &sync);
-        let mut files = lock(&self.files);
-        let is_same = files.get(handle).is_some_and(|known| Arc::ptr_eq(known, &file));
-        if is_same && lock(&file.writers).clients.is_empty() {
-            files.remove(handle);
-        }
-        drop(files);
+    /// This call found that it is.
+    pub(crate) fn sync(&self, handle: &Handle, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
+        let Some(file) = lock(&self.files).get(handle).map(|file| Arc::clone(file)) else { return Ok(()) };
+        let synced = self.sync_file(&file, sync);
+        self.drop_clean(handle, &file);
         synced
     }
 
-    /// A write that waits for the medium failed there, which may have taken the news of other lost writes.
-    pub(crate) fn stable_write_failed(&self, handle: &Handle, client: u64) {
-        let file = lock(&self.files).get(handle).map(|file| Arc::clone(file));
-        self.lost(handle, file.as_deref(), Some(client));
+    /// Forgets a file if all of it is on the medium.
+    fn drop_clean(&self, handle: &Handle, file: &Arc<File>) {
+        let mut files = lock(&self.files);
+        let is_same = files.get(handle).is_some_and(|known| Arc::ptr_eq(known, file));
+        let is_clean = {
+            let writes = lock(&file.writes);
+            // One who waits for the medium looks after it by itself.
+            writes.under_way == 0 && file.synced.try_lock().is_ok_and(|synced| *synced == writes.done)
+        };
+        let gone = if is_same && is_clean { files.remove(handle) } else { None };
+        drop(files);
+        // Outside of the lock: closing may wait for a disk.
+        drop(gone);
     }
 
     /// The descriptor of a file with unsynced data.
@@ -161,89 +163,35 @@ impl Uncommitted {
         lock(&self.files).len()
     }
 
-    fn sync_file(
-        &self,
-        handle: &Handle,
-        file: &File,
-        client: Option<u64>,
-        sync: impl Fn(&OwnedFd) -> Result<()>,
-    ) -> Result<()> {
-        let _alone = lock(&file.syncing);
-        let before = lock(&file.writers).writes;
-        match sync(&file.descriptor) {
-            Ok(()) => {
-                // Those that wrote meanwhile stay.
-                lock(&file.writers).clients.retain(|(_, write)| *write > before);
-            }
-            Err(error) => {
-                self.lost(handle, Some(file), client);
-                if let Some(client) = client {
-                    lock(&self.losses).take(handle, client);
-                }
-                return Err(error);
-            }
+    fn sync_file(&self, file: &File, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
+        let wanted = lock(&file.writes).done;
+        // One at a time waits for the medium: who comes second must see that the verifier has changed.
+        let mut synced = lock(&file.synced);
+        if *synced >= wanted {
+            return Ok(());
         }
-        let is_told = client.is_some_and(|client| lock(&self.losses).take(handle, client));
-        if is_told { Err(Errno::IO) } else { Ok(()) }
+        let done = lock(&file.writes).done;
+        let result = sync(&file.descriptor);
+        if result.is_err() {
+            self.lost(&file.verifier);
+        }
+        // What is lost is not to be synced either.
+        *synced = done;
+        result
     }
 
-    /// `told`: the client that gets the error by the call that found it.
-    fn lost(&self, handle: &Handle, file: Option<&File>, told: Option<u64>) {
+    /// Data that was accepted may be lost.
+    pub(crate) fn lost(&self, verifier: &Verifier) {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        let writers = file.map(|file| std::mem::take(&mut lock(&file.writers).clients)).unwrap_or_default();
-        let mut losses = lock(&self.losses);
-        for (client, _) in writers {
-            if Some(client) != told {
-                losses.add(handle, client);
-            }
-        }
-        drop(losses);
-        self.verifier.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Writers {
-    /// False: there is no room for another client.
-    fn note(&mut self, client: u64) -> bool {
-        self.writes += 1;
-        if let Some(known) = self.clients.iter_mut().find(|(known, _)| *known == client) {
-            known.1 = self.writes;
-            return true;
-        }
-        if self.clients.len() == CLIENTS_MAX {
-            return false;
-        }
-        self.clients.push((client, self.writes));
-        true
-    }
-}
-
-impl Losses {
-    fn add(&mut self, handle: &Handle, client: u64) {
-        if self.known.insert((handle.clone(), client)) {
-            self.order.push_back((handle.clone(), client));
-        }
-        while self.order.len() > LOSSES_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.known.remove(&oldest);
-            }
-        }
-    }
-
-    /// True if the client was to be told.
-    fn take(&mut self, handle: &Handle, client: u64) -> bool {
-        let key = (handle.clone(), client);
-        let was_known = self.known.remove(&key);
-        if was_known {
-            self.order.retain(|known| *known != key);
-        }
-        was_known
+        verifier.change();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+
+    use rustix::io::Errno;
 
     use super::*;
     use crate::handle::Key;
@@ -266,97 +214,65 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_once_to_each_client_that_wrote() {
-        let uncommitted = Uncommitted::new(10, 5);
-        let (file, fd) = (handle(1), descriptor());
-        for client in [1, 2, 3, 2] {
-            uncommitted.note(&file, client, &fd, well);
-        }
-        let before = uncommitted.verifier();
-        assert_eq!(uncommitted.commit(&file, 2, &fd, badly), Err(Errno::IO));
-        assert_ne!(uncommitted.verifier(), before);
-        let after = uncommitted.verifier();
-        assert_eq!(uncommitted.commit(&file, 1, &fd, well), Err(Errno::IO));
-        assert_eq!(uncommitted.commit(&file, 2, &fd, well), Ok(()), "it was told");
-        assert_eq!(uncommitted.commit(&file, 1, &fd, well), Ok(()), "it was told");
-        assert_eq!(uncommitted.commit(&file, 4, &fd, well), Ok(()), "it wrote nothing");
-        assert_eq!(uncommitted.commit(&file, 3, &fd, well), Err(Errno::IO));
-        assert_eq!(uncommitted.commit(&file, 3, &fd, well), Ok(()));
-        assert_eq!((uncommitted.verifier(), uncommitted.failures(), uncommitted.len()), (after, 1, 0));
+    fn a_loss_changes_the_verifier_of_its_export_once() {
+        let uncommitted = Uncommitted::new(10);
+        let (fd, here, there) = (descriptor(), Verifier::new(5), Verifier::new(5));
+        drop(uncommitted.writing(&handle(1), &fd, &here, well));
+        drop(uncommitted.writing(&handle(2), &fd, &there, well));
+        assert_eq!(uncommitted.sync(&handle(1), badly), Err(Errno::IO));
+        assert_eq!(uncommitted.len(), 1, "there is nothing to be kept of it");
+        assert_eq!(here.get(), 6_u64.to_be_bytes());
+        assert_eq!(uncommitted.sync(&handle(1), well), Ok(()), "the verifier tells the others");
+        assert_eq!(uncommitted.sync(&handle(2), well), Ok(()));
+        assert_eq!((here.get(), there.get()), (6_u64.to_be_bytes(), 5_u64.to_be_bytes()));
+        assert_eq!((uncommitted.failures(), uncommitted.len()), (1, 0));
     }
 
     #[test]
-    fn the_loss_of_one_file_is_not_told_of_another() {
-        let uncommitted = Uncommitted::new(10, 5);
-        let fd = descriptor();
-        uncommitted.note(&handle(1), 1, &fd, well);
-        uncommitted.note(&handle(2), 1, &fd, well);
-        assert_eq!(uncommitted.commit(&handle(1), 9, &fd, badly), Err(Errno::IO));
-        assert_eq!(uncommitted.commit(&handle(2), 1, &fd, well), Ok(()));
-        assert_eq!(uncommitted.commit(&handle(1), 1, &fd, well), Err(Errno::IO));
-    }
-
-    #[test]
-    fn a_failed_stable_write_tells_the_others() {
-        let uncommitted = Uncommitted::new(10, 5);
-        let (file, fd) = (handle(1), descriptor());
-        uncommitted.note(&file, 1, &fd, well);
-        uncommitted.note(&file, 2, &fd, well);
-        uncommitted.stable_write_failed(&file, 2);
-        assert_eq!(uncommitted.commit(&file, 2, &fd, well), Ok(()), "the write told it");
-        assert_eq!(uncommitted.commit(&file, 1, &fd, well), Err(Errno::IO));
-        assert_ne!(uncommitted.verifier(), 5_u64.to_be_bytes());
+    fn a_file_that_was_not_written_is_left_alone() {
+        let uncommitted = Uncommitted::new(10);
+        assert_eq!(uncommitted.sync(&handle(1), badly), Ok(()));
+        assert_eq!(uncommitted.failures(), 0);
     }
 
     #[test]
     fn a_file_that_is_displaced_is_synced_with_its_first_descriptor() {
-        let uncommitted = Uncommitted::new(2, 5);
-        let (first, other) = (descriptor(), descriptor());
+        let uncommitted = Uncommitted::new(2);
+        let (first, other, verifier) = (descriptor(), descriptor(), Verifier::new(5));
         let synced = Cell::new(0);
         let sync = |fd: &OwnedFd| {
             assert!(std::ptr::eq(fd, &*first));
             synced.set(synced.get() + 1);
             Err(Errno::NOSPC)
         };
-        uncommitted.note(&handle(1), 1, &first, sync);
-        uncommitted.note(&handle(1), 1, &other, sync);
-        uncommitted.note(&handle(2), 1, &other, sync);
-        assert_eq!(synced.get(), 0);
-        uncommitted.note(&handle(3), 1, &other, sync);
-        assert_eq!((synced.get(), uncommitted.len()), (1, 2));
-        assert_eq!(uncommitted.commit(&handle(1), 1, &other, well), Err(Errno::IO));
-        assert_eq!(uncommitted.commit(&handle(2), 1, &other, well), Ok(()));
-    }
-
-    #[test]
-    fn clients_of_a_file_are_bounded() {
-        let uncommitted = Uncommitted::new(2, 5);
-        let fd = descriptor();
-        let synced = Cell::new(0);
-        let sync = |_: &OwnedFd| {
-            synced.set(synced.get() + 1);
-            Ok(())
-        };
-        for client in 0..1000 {
-            uncommitted.note(&handle(1), client, &fd, sync);
+        for (number, descriptor) in [(1, &first), (1, &other), (2, &other)] {
+            drop(uncommitted.writing(&handle(number), descriptor, &verifier, sync));
         }
-        assert_eq!(synced.get(), 999 / CLIENTS_MAX);
-        let files = lock(&uncommitted.files).get(&handle(1)).map(|file| lock(&file.writers).clients.len());
-        assert!(files.unwrap() <= CLIENTS_MAX);
+        assert_eq!(synced.get(), 0);
+        drop(uncommitted.writing(&handle(3), &other, &verifier, sync));
+        assert_eq!((synced.get(), uncommitted.len()), (1, 2));
+        assert_eq!(verifier.get(), 6_u64.to_be_bytes());
     }
 
     #[test]
-    fn who_writes_while_a_commit_waits_is_not_taken_for_committed() {
-        let uncommitted = Uncommitted::new(2, 5);
-        let (file, fd) = (handle(1), descriptor());
-        uncommitted.note(&file, 1, &fd, well);
-        let writes_meanwhile = |_: &OwnedFd| {
-            uncommitted.note(&file, 2, &fd, well);
+    fn what_is_written_while_a_commit_waits_is_not_taken_for_committed() {
+        let uncommitted = Uncommitted::new(2);
+        let (file, fd, verifier) = (handle(1), descriptor(), Verifier::new(5));
+        let write = || uncommitted.writing(&file, &fd, &verifier, well);
+        drop(write());
+        // Begun and done during the sync; begun before it and done after it.
+        let within = |_: &OwnedFd| {
+            drop(write());
             Ok(())
         };
-        assert_eq!(uncommitted.commit(&file, 1, &fd, writes_meanwhile), Ok(()));
+        assert_eq!(uncommitted.sync(&file, within), Ok(()));
         assert_eq!(uncommitted.len(), 1);
-        assert_eq!(uncommitted.commit(&file, 1, &fd, badly), Err(Errno::IO));
-        assert_eq!(uncommitted.commit(&file, 2, &fd, well), Err(Errno::IO));
+        let across = write();
+        assert_eq!(uncommitted.sync(&file, well), Ok(()));
+        drop(across);
+        assert_eq!(uncommitted.len(), 1);
+        assert_eq!(uncommitted.sync(&file, badly), Err(Errno::IO));
+        assert_eq!(uncommitted.sync(&file, well), Ok(()));
+        assert_eq!(uncommitted.len(), 0);
     }
 }

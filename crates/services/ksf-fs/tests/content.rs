@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
-use ksf_fs::{Credential, ErrorKind, ExportOptions, FILE_SIZE_MAX, FsOptions, Lane, SetAttr, Squash, Stable};
+use ksf_fs::{CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, SetAttr, Squash, Stable};
+use ksf_test::own_run_or_skip;
 
 #[test]
 fn bytes_come_back_from_where_they_were_written() {
@@ -14,12 +15,15 @@ fn bytes_come_back_from_where_they_were_written() {
         let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at * 7 % 251) as u8).collect();
         for (stable, offset) in [(Stable::Unstable, 0), (Stable::DataSync, 1 << 20), (Stable::FileSync, 5 << 20)] {
             let written = served.fs.write(lane, &root(), &file, offset, &bytes, stable).result.unwrap();
-            assert_eq!((written.count, written.committed, written.verifier), (1 << 20, stable, served.fs.verifier()));
+            assert_eq!(
+                (written.count, written.committed, written.verifier),
+                (1 << 20, stable, served.export.verifier())
+            );
             let mut back = vec![0; 1 << 20];
             let read = served.fs.read(lane, &root(), &file, offset, &mut back);
             assert_eq!((read.result.unwrap().count, back == bytes), (1 << 20, true));
         }
-        assert_eq!(served.fs.commit(lane, &root(), &file).result.unwrap(), served.fs.verifier());
+        assert_eq!(served.fs.commit(lane, &file).result.unwrap(), served.export.verifier());
         assert_eq!(served.fs.counters().uncommitted_files, 0);
         let mut hole = [1; 100];
         assert_eq!(served.fs.read(lane, &root(), &file, 3 << 20, &mut hole).result.unwrap().count, 100);
@@ -134,10 +138,9 @@ fn a_commit_needs_no_right_and_no_unsynced_data() {
         let file = served.make(lane, "file").handle;
         let locked = SetAttr { mode: Some(0), ..SetAttr::default() };
         served.fs.setattr(lane, &root(), &file, &locked, None).result.unwrap();
-        let stranger = Credential::unix(9, 1000, 100, &[]);
-        let verifier = served.fs.verifier();
-        assert_eq!(served.fs.commit(lane, &stranger, &file).result.unwrap(), verifier);
-        assert_ne!(Served::open_to_all().fs.verifier(), verifier, "random at each start");
+        let verifier = served.export.verifier();
+        assert_eq!(served.fs.commit(lane, &file).result.unwrap(), verifier);
+        assert_ne!(Served::open_to_all().export.verifier(), verifier, "random at each start");
     });
 }
 
@@ -148,7 +151,7 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
         let (file, path) = (served.make(lane, "tool").handle, served.path("tool"));
         let write = |lane: &mut Lane| served.fs.write(lane, &root(), &file, 0, b"text", Stable::Unstable);
         write(lane).result.unwrap();
-        served.fs.commit(lane, &root(), &file).result.unwrap();
+        served.fs.commit(lane, &file).result.unwrap();
         assert_eq!(open_for_writing(&path), 0);
         write(lane).result.unwrap();
         assert_eq!(open_for_writing(&path), 1);
@@ -156,7 +159,37 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
             served.fs.close_idle();
         }
         assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 1));
-        served.fs.commit(lane, &root(), &file).result.unwrap();
+        served.fs.commit(lane, &file).result.unwrap();
         assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 0));
     });
+}
+
+/// What was accepted is safe, so nobody has to write it again.
+#[test]
+fn a_write_that_finds_no_room_does_not_have_others_write_again() {
+    let full = || {
+        let Some(()) = own_run_or_skip("a full file system") else { return };
+        fs::create_dir("/run/full").unwrap();
+        ksf_test::succeeds(&["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "/run/full"]);
+        let lane = &mut Lane::attach().unwrap();
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let export = layer.add_export("/run/full".as_ref(), "/run/state".as_ref(), options).unwrap();
+        let make = |lane: &mut Lane, name: &[u8]| {
+            let how = CreateHow::Guarded(SetAttr::default());
+            layer.create(lane, &root(), export.root(), name, &how).result.unwrap().handle
+        };
+        let (mine, large) = (make(lane, b"mine"), make(lane, b"large"));
+        let write = |lane: &mut Lane, file, offset, data: &[u8], stable| {
+            layer.write(lane, &root(), file, offset, data, stable).result
+        };
+        let accepted = write(lane, &mine, 0, b"text", Stable::Unstable).unwrap().verifier;
+        write(lane, &large, 0, b"text", Stable::Unstable).unwrap();
+        let refused = (1..9).find_map(|at| write(lane, &large, at << 16, &[1; 1 << 16], Stable::FileSync).err());
+        assert_eq!(refused.unwrap().kind(), ErrorKind::NoSpace);
+        assert_eq!(layer.commit(lane, &mine).result.unwrap(), accepted);
+        assert_eq!(layer.commit(lane, &large).result.unwrap(), accepted);
+        assert_eq!(layer.counters().write_back_failures, 0);
+    };
+    std::thread::scope(|scope| scope.spawn(full).join().unwrap());
 }

@@ -369,7 +369,7 @@ fn what_would_block_an_open_is_not_opened() {
             assert_eq!(kind(written.result), ErrorKind::WrongType);
             let size = SetAttr { size: Some(0), ..NONE };
             assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &size, None).result), ErrorKind::WrongType);
-            assert_eq!(kind(layer.commit(lane, &root(), &made.handle).result), ErrorKind::WrongType);
+            assert_eq!(kind(layer.commit(lane, &made.handle).result), ErrorKind::WrongType);
         }
         assert_eq!(kind(layer.read(lane, &root(), dir, 0, &mut [0; 9]).result), ErrorKind::IsDirectory);
     });

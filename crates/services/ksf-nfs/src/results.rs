@@ -222,7 +222,7 @@ pub(crate) fn run(
             out.put_bool(conf.case_preserving);
         }),
         Request::Commit { file } => {
-            changed(out, fs.commit(lane, caller, file), |out, verifier| out.put_opaque_fixed(&verifier))
+            changed(out, fs.commit(lane, file), |out, verifier| out.put_opaque_fixed(&verifier))
         }
     }
 }

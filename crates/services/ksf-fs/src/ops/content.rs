@@ -105,7 +105,7 @@ impl Fs {
         let accepts = stable == Stable::Unstable && !data.is_empty();
         let told_by = accepts.then(|| self.tells_of_losses(lane, handle, &file)).transpose()?;
         // Asked for before the write: what is lost after this changes it.
-        let verifier = self.verifier();
+        let verifier = call.export.verifier();
         let flags = match stable {
             Stable::Unstable => ReadWriteFlags::empty(),
             Stable::DataSync => ReadWriteFlags::DSYNC,
@@ -113,14 +113,15 @@ impl Fs {
         };
         let write = || {
             permit(&file, WRITE_BIT, &call.caller)?;
-            if let Some(told_by) = &told_by {
-                self.uncommitted.note(handle, credential.client, told_by, |file| rustix::fs::fdatasync(file));
-            }
+            let sync = |file: &OwnedFd| rustix::fs::fsync(file);
+            let _writing =
+                told_by.as_ref().map(|told_by| self.uncommitted.writing(handle, told_by, &call.export.verifier, sync));
             let (count, failed) = write_whole(&file, offset, data, flags);
             if let Some(Errno::IO | Errno::NOSPC | Errno::DQUOT) = failed
                 && stable != Stable::Unstable
             {
-                self.uncommitted.stable_write_failed(handle, credential.client);
+                // Mostly there is no room for these data, and none that were accepted are lost: the file's own descriptor knows.
+                self.uncommitted.sync(handle, sync).ok();
             }
             match failed {
                 Some(errno) if count == 0 => Err(errno),
@@ -133,13 +134,13 @@ impl Fs {
 
     /// Brings what was written to a file to the medium, all of it. Tells the verifier.
     ///
-    /// An error is told once to each client that wrote and may have lost data; the verifier is another one then. No right is
+    /// When data that was accepted is lost, the call that finds it fails, and the verifier is another one for all. No right is
     /// needed: RFC 1813 (section 3.3.21) has no error for it. So nothing is opened for writing; where nothing can be written, nothing
     /// is brought anywhere.
-    pub fn commit(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Changed<[u8; 8]> {
+    pub fn commit(&self, lane: &Lane, handle: &Handle) -> Changed<[u8; 8]> {
         // The blocks that the file takes.
         let _changing = self.attrs.changing(handle);
-        let result = self.bring(lane, credential, handle);
+        let result = self.bring(lane, handle);
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         Changed { wcc: Wcc { before: None, after }, result }
     }
@@ -155,25 +156,27 @@ impl Fs {
         }
     }
 
-    fn bring(&self, lane: &Lane, credential: &Credential, handle: &Handle) -> Result<[u8; 8], FsError> {
+    fn bring(&self, lane: &Lane, handle: &Handle) -> Result<[u8; 8], FsError> {
         let node = self.regular(lane, handle)?;
         let export = self.export(handle)?;
         if export.options().read_only {
-            return Ok(self.verifier());
+            return Ok(export.verifier());
         }
-        let opened = match self.uncommitted.descriptor(handle) {
-            Some(known) => Ok(known),
-            None => self.to_sync(&node, handle),
-        };
-        match opened {
-            Ok(file) => self.uncommitted.commit(handle, credential.client, &file, |file| rustix::fs::fsync(file))?,
-            // The server is not root, and may write the file but not read it.
-            Err(error) if error.kind() == ErrorKind::Access => rustix::fs::syncfs(&export.root_descriptor)?,
-            Err(error) => return Err(error),
+        if self.uncommitted.descriptor(handle).is_some() {
+            self.uncommitted.sync(handle, |file| rustix::fs::fsync(file))?;
+        } else {
+            // What stable writes and local programs have left.
+            match self.to_sync(&node, handle) {
+                // The error may be that of data that was accepted, on a descriptor that others have, too.
+                Ok(file) => rustix::fs::fsync(file).inspect_err(|_| self.uncommitted.lost(&export.verifier))?,
+                // The server is not root, and may write the file but not read it.
+                Err(error) if error.kind() == ErrorKind::Access => rustix::fs::syncfs(&export.root_descriptor)?,
+                Err(error) => return Err(error),
+            }
         }
         // The client is done with it.
         self.descriptors.close_writable(handle);
-        Ok(self.verifier())
+        Ok(export.verifier())
     }
 }
 
