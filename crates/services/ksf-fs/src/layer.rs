@@ -213,8 +213,12 @@ impl Fs {
 
     /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
     /// not used for ten: a file that a local program removed keeps its space on the medium while it is open here.
+    ///
+    /// A file with data that nobody committed for 30 seconds is brought to the medium, which may take its time, and one that has no
+    /// name any more is forgotten.
     pub fn close_idle(&self) {
         self.descriptors.close_idle();
+        self.uncommitted.age(has_no_name, |file| rustix::fs::fsync(file));
     }
 
     /// Figures until now.
@@ -282,6 +286,7 @@ impl Fs {
         let attr = attr_of(export, descriptor)?;
         if attr.nlink == 0 {
             self.descriptors.forget(handle);
+            self.uncommitted.forget(handle);
             let error = ErrorKind::Stale.into();
             self.count_stale(&error);
             return Err(error);

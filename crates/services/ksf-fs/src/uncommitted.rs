@@ -13,6 +13,11 @@ use rustix::io::Result;
 use crate::handle::Handle;
 use crate::lru::Lru;
 
+/// Seconds after which data that nobody commits is brought to the medium, so that the file need not be kept open.
+const AGE_SECONDS: u64 = 30;
+/// Seconds between two looks for files that are gone.
+const LOOK_SECONDS: u64 = 10;
+
 /// What WRITE and COMMIT tell of an export: another one at each start of the server, and after each loss.
 #[derive(Clone, Debug)]
 pub(crate) struct Verifier(Arc<AtomicU64>);
@@ -37,6 +42,8 @@ impl Verifier {
 pub(crate) struct Uncommitted {
     files: Mutex<Lru<Handle, Arc<File>>>,
     files_max: usize,
+    /// Seconds since the start.
+    seconds: AtomicU64,
     failures: AtomicU64,
 }
 
@@ -46,6 +53,8 @@ struct File {
     /// Open since before the first of the writes.
     descriptor: Arc<OwnedFd>,
     verifier: Verifier,
+    /// When it came here.
+    since: u64,
     writes: Mutex<Writes>,
     /// Writes that were done when the last sync began. Who waits for the medium holds it, and who comes meanwhile may find
     /// that nothing is left to do.
@@ -77,7 +86,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Uncommitted {
     pub(crate) fn new(files_max: usize) -> Self {
-        Self { files: Mutex::default(), files_max: files_max.max(1), failures: AtomicU64::new(0) }
+        Self {
+            files: Mutex::default(),
+            files_max: files_max.max(1),
+            seconds: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn failures(&self) -> u64 {
@@ -99,6 +113,7 @@ impl Uncommitted {
                 let file = Arc::new(File {
                     descriptor: Arc::clone(descriptor),
                     verifier: verifier.clone(),
+                    since: self.seconds.load(Ordering::Relaxed),
                     writes: Mutex::default(),
                     synced: Mutex::default(),
                 });
@@ -157,6 +172,29 @@ impl Uncommitted {
     pub(crate) fn forget(&self, handle: &Handle) {
         let gone = lock(&self.files).remove(handle);
         drop(gone);
+    }
+
+    /// To be called once a second: forgets files that are gone, and brings those to the medium that came here long ago.
+    pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool, sync: impl Fn(&OwnedFd) -> Result<()>) {
+        let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
+        let looks = now % LOOK_SECONDS == 0;
+        let mut due = Vec::new();
+        lock(&self.files).take_if(|handle, file| {
+            let is_old = now - file.since >= AGE_SECONDS;
+            if is_old || looks {
+                due.push((handle.clone(), Arc::clone(file), is_old));
+            }
+            false
+        });
+        // Outside of the lock: a file system may take its time.
+        for (handle, file, is_old) in due {
+            if is_gone(&file.descriptor) {
+                self.forget(&handle);
+            } else if is_old {
+                self.sync_file(&file, &sync).ok();
+                self.drop_clean(&handle, &file);
+            }
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -274,5 +312,28 @@ mod tests {
         assert_eq!(uncommitted.sync(&file, badly), Err(Errno::IO));
         assert_eq!(uncommitted.sync(&file, well), Ok(()));
         assert_eq!(uncommitted.len(), 0);
+    }
+
+    #[test]
+    fn files_are_brought_to_the_medium_when_they_are_old_and_forgotten_when_they_are_gone() {
+        let uncommitted = Uncommitted::new(10);
+        let (fd, verifier) = (descriptor(), Verifier::new(5));
+        let synced = Cell::new(0);
+        let sync = |_: &OwnedFd| {
+            synced.set(synced.get() + 1);
+            Ok(())
+        };
+        drop(uncommitted.writing(&handle(1), &fd, &verifier, well));
+        (1..AGE_SECONDS).for_each(|_| uncommitted.age(|_| false, sync));
+        assert_eq!((synced.get(), uncommitted.len()), (0, 1));
+        let across = uncommitted.writing(&handle(1), &fd, &verifier, well);
+        uncommitted.age(|_| false, sync);
+        assert_eq!((synced.get(), uncommitted.len()), (1, 1), "a write is under way");
+        drop(across);
+        uncommitted.age(|_| false, sync);
+        assert_eq!((synced.get(), uncommitted.len()), (2, 0));
+        drop(uncommitted.writing(&handle(1), &fd, &verifier, well));
+        (0..LOOK_SECONDS).for_each(|_| uncommitted.age(|_| true, badly));
+        assert_eq!((uncommitted.failures(), uncommitted.len()), (0, 0));
     }
 }

@@ -164,6 +164,25 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
     });
 }
 
+#[test]
+fn what_nobody_commits_is_brought_to_the_medium_and_what_is_gone_is_forgotten() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let [file, gone] = ["file", "gone"].map(|name| served.make(lane, name).handle);
+        for file in [&file, &gone] {
+            served.fs.write(lane, &root(), file, 0, b"text", Stable::Unstable).result.unwrap();
+        }
+        fs::remove_file(served.path("gone")).unwrap();
+        let passes = |seconds| (0..seconds).for_each(|_| served.fs.close_idle());
+        passes(12);
+        assert_eq!(served.fs.counters().uncommitted_files, 1);
+        passes(20);
+        assert_eq!(served.fs.counters().uncommitted_files, 0);
+        assert_eq!(served.fs.counters().write_back_failures, 0);
+        served.fs.commit(lane, &file).result.unwrap();
+    });
+}
+
 /// What was accepted is safe, so nobody has to write it again.
 #[test]
 fn a_write_that_finds_no_room_does_not_have_others_write_again() {

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ksf_fs::{
@@ -149,11 +148,8 @@ impl<'a> ExportInfo<'a> {
     }
 }
 
-/// A thread that closes descriptors that nobody uses. It ends when this is dropped.
-struct Idle {
-    ended: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
-}
+/// A thread that tells the file layer each second. It ends when this is dropped, which does not wait for it: a disk may hang.
+struct Idle(Arc<(Mutex<bool>, Condvar)>);
 
 impl Idle {
     fn start(core: Arc<Core>) -> std::io::Result<Self> {
@@ -166,23 +162,22 @@ impl Idle {
                 let woken = told.wait_timeout(is_ended, IDLE_EVERY).unwrap_or_else(PoisonError::into_inner);
                 is_ended = woken.0;
                 if woken.1.timed_out() {
+                    // Without the lock: this may wait for a disk.
+                    drop(is_ended);
                     core.fs.close_idle();
+                    is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("ksf-nfs-idle".to_owned()).spawn(run)?;
-        Ok(Self { ended, thread: Some(thread) })
+        std::thread::Builder::new().name("ksf-nfs-idle".to_owned()).spawn(run)?;
+        Ok(Self(ended))
     }
 }
 
 impl Drop for Idle {
     fn drop(&mut self) {
-        let (ended, told) = &*self.ended;
+        let (ended, told) = &*self.0;
         *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         told.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // It has nothing to say, also where it panicked.
-            let _ = thread.join();
-        }
     }
 }
