@@ -19,8 +19,12 @@ use crate::status::Status;
 /// Greatest path: `MNTPATHLEN`.
 const PATH_LIMIT_BYTES: u32 = 1024;
 
-/// Most mounts that DUMP tells of; of further ones nothing is noted. They are for people: nothing depends on them.
+/// Most mounts that are noted, of all clients and of one address. They are for people: nothing depends on them.
 const MOUNTS_MAX: usize = 1024;
+const ADDRESS_MOUNTS_MAX: usize = 64;
+
+/// Bytes that a list has in DUMP, at most: it must fit into a datagram, and be none that is worth sending to somebody else.
+const DUMP_BYTES_MAX: usize = 8 << 10;
 
 /// Results of MNT: a status, a handle, a flavour.
 const RESULTS_BYTES_MAX: usize = 256;
@@ -35,19 +39,33 @@ const EXPORT: u32 = 5;
 /// A client and a path that it mounted.
 type Mount = (Option<IpAddr>, Vec<u8>);
 
+/// What was mounted and not unmounted.
+#[derive(Default)]
+pub(crate) struct Mounts(Mutex<BTreeSet<Mount>>);
+
+impl Mounts {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Mount>> {
+        // No change of the set is made in two steps.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, ip: Option<IpAddr>, path: Vec<u8>) {
+        let mut mounts = self.lock();
+        let of_address = mounts.range((ip, Vec::new())..).take_while(|(by, _)| *by == ip).count();
+        if mounts.len() < MOUNTS_MAX && of_address < ADDRESS_MOUNTS_MAX {
+            mounts.insert((ip, path));
+        }
+    }
+}
+
 /// MOUNTv3.
 pub(crate) struct MountProgram {
     pub(crate) core: Arc<Core>,
     pub(crate) lanes: Arc<Lanes>,
-    pub(crate) mounts: Mutex<BTreeSet<Mount>>,
+    pub(crate) mounts: Arc<Mounts>,
 }
 
 impl MountProgram {
-    fn mounts(&self) -> MutexGuard<'_, BTreeSet<Mount>> {
-        // No change of the set is made in two steps.
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn mount(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
         let path = match read_path(call.args) {
             Ok(path) => path,
@@ -65,20 +83,22 @@ impl MountProgram {
             return refuse(Status::ACCES, reply);
         }
         let root = exported.export.root().clone();
-        if self.mounts().len() < MOUNTS_MAX {
-            self.mounts().insert((sender.ip(), path.into_os_string().into_vec()));
-        }
+        let path = path.into_os_string().into_vec();
         if below.is_empty() {
+            self.mounts.note(sender.ip(), path);
             return reply.results(|out| {
                 put_mounted(out, &root);
                 Ok(())
             });
         }
         let caller = caller_of(sender, &call.credential);
-        let core = Arc::clone(&self.core);
+        let (core, mounts) = (Arc::clone(&self.core), Arc::clone(&self.mounts));
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
         let _ = self.lanes.submit(path_bytes(&below), move |lane| {
             let found = descend(&core, lane, &caller, root, &below);
+            if found.is_ok() {
+                mounts.note(sender.ip(), path);
+            }
             way.results(|out| {
                 match found {
                     Ok(handle) => put_mounted(out, &handle),
@@ -110,7 +130,11 @@ impl Program for MountProgram {
             NULL => reply.void(),
             MNT => self.mount(call, reply),
             DUMP => reply.results(|out| {
-                for (ip, path) in self.mounts().iter() {
+                let begin = out.len();
+                for (ip, path) in self.mounts.lock().iter() {
+                    if out.len() - begin > DUMP_BYTES_MAX {
+                        break;
+                    }
                     out.put_bool(true);
                     out.put_opaque(ip.map_or_else(|| "localhost".to_owned(), |ip| ip.to_string()).as_bytes());
                     out.put_opaque(path);
@@ -120,13 +144,13 @@ impl Program for MountProgram {
             }),
             UMNT => match read_path(call.args) {
                 Ok(path) => {
-                    self.mounts().remove(&(ip, path.into_os_string().into_vec()));
+                    self.mounts.lock().remove(&(ip, path.into_os_string().into_vec()));
                     reply.void()
                 }
                 Err(error) => reply.error(error),
             },
             UMNTALL => {
-                self.mounts().retain(|(mounted_by, _)| *mounted_by != ip);
+                self.mounts.lock().retain(|(mounted_by, _)| *mounted_by != ip);
                 reply.void()
             }
             EXPORT => reply.results(|out| {

@@ -99,7 +99,7 @@ impl Nfs {
         let (core, lanes) = (&self.core, &self.lanes);
         let mut table = ProgramTable::new();
         table.register(NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) })?;
-        let mounts = Mutex::default();
+        let mounts = Arc::default();
         table.register(MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts })?;
         table.register(NoLocks)?;
         Ok(table)
