@@ -6,9 +6,7 @@ pub(crate) mod client;
 pub(crate) mod prometheus;
 pub(crate) mod socket;
 
-use std::io::{self, Read};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -63,24 +61,6 @@ impl Value {
     }
 }
 
-/// Reads from `peer` until `is_complete`, for at most `limit_bytes` and one second in all: the
-/// listener for Prometheus serves one peer after the other, so none may hold it.
-fn read_request(peer: &mut impl Read, limit_bytes: usize, is_complete: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + Duration::from_secs(1);
-    let mut request = Vec::new();
-    let mut chunk = [0; 1024];
-    while !is_complete(&request) {
-        if request.len() > limit_bytes || Instant::now() > deadline {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        match peer.read(&mut chunk)? {
-            0 => break,
-            count => request.extend_from_slice(&chunk[..count]),
-        }
-    }
-    Ok(request)
-}
-
 #[cfg(test)]
 pub(crate) fn example() -> Snapshot {
     let service = |name: &str, accepted| ServiceSnapshot {
@@ -115,14 +95,5 @@ mod tests {
         let text = serde_json::to_string(&example()).unwrap();
         let back: Snapshot = serde_json::from_str(&text).unwrap();
         assert_eq!(back, example());
-    }
-
-    #[test]
-    fn an_endless_request_is_cut_off() {
-        let mut endless = io::repeat(b'x');
-        assert!(read_request(&mut endless, 4096, |_| false).is_err());
-        let mut short = &b"abc\n"[..];
-        let read = read_request(&mut short, 4096, |bytes| bytes.contains(&b'\n')).unwrap();
-        assert_eq!(read, b"abc\n");
     }
 }

@@ -2,15 +2,24 @@
 //!
 //! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{ServiceSnapshot, Snapshot, Source, Value};
-use crate::output::{Failure, Status};
+use crate::output::{Failure, Status, say};
+
+/// Longest request.
+const REQUEST_BYTES_MAX: usize = 8192;
+/// Time in which a peer must send its request and take the response.
+const TIME_MAX: Duration = Duration::from_secs(1);
+/// Peers that are served at the same time.
+const PEERS_MAX: usize = 64;
 
 /// Starts the listener and returns its address.
 pub(crate) fn open(address: SocketAddr, source: Source) -> Result<SocketAddr, Failure> {
@@ -19,12 +28,8 @@ pub(crate) fn open(address: SocketAddr, source: Source) -> Result<SocketAddr, Fa
     thread::Builder::new()
         .name("ksf-prometheus".into())
         .spawn(move || {
-            for peer in listener.incoming() {
-                match peer {
-                    // A peer that goes away or talks nonsense is its own problem.
-                    Ok(peer) => drop(answer(peer, &source)),
-                    Err(_) => thread::sleep(Duration::from_millis(100)),
-                }
+            if let Err(error) = serve(&listener, &source) {
+                say(&format_args!("no more counters for Prometheus: {error}"));
             }
         })
         .map_err(|error| Failure::os("cannot start a thread", &error))?;
@@ -43,22 +48,107 @@ fn refused(address: SocketAddr, error: &io::Error) -> Failure {
     }
 }
 
-fn answer(mut peer: TcpStream, source: &Source) -> io::Result<()> {
-    const REQUEST_BYTES_MAX: usize = 8192;
-    peer.set_read_timeout(Some(Duration::from_secs(1)))?;
-    peer.set_write_timeout(Some(Duration::from_secs(1)))?;
-    let head_ends = |bytes: &[u8]| bytes.windows(4).any(|window| window == b"\r\n\r\n");
-    let request = super::read_request(&mut peer, REQUEST_BYTES_MAX, head_ends)?;
-    let (status, kind, body) = respond(&request, source);
-    let head = format!(
+/// Serves all peers of a listener on this thread. Of a flood, those that came first are closed for those that come.
+fn serve(listener: &TcpListener, source: &Source) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let mut peers: VecDeque<Client> = VecDeque::with_capacity(PEERS_MAX);
+    loop {
+        let now = Instant::now();
+        peers.retain(|peer| now < peer.deadline);
+        let timeout = peers.iter().map(|peer| peer.deadline).min().map(|first| first.saturating_duration_since(now));
+        // Rounded up: a wait that ends too early would be one more.
+        let timeout = timeout.and_then(|time| Timespec::try_from(time + Duration::from_millis(1)).ok());
+        let mut polled = vec![PollFd::new(listener, PollFlags::IN)];
+        polled.extend(peers.iter().map(|peer| PollFd::new(&peer.stream, peer.awaits())));
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut ready: VecDeque<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        drop(polled);
+        let has_new = ready.pop_front().unwrap_or_default();
+        // A peer that goes away or talks nonsense is its own problem.
+        peers.retain_mut(|peer| !ready.pop_front().unwrap_or_default() || peer.go_on(source).unwrap_or_default());
+        if has_new {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    if peers.len() == PEERS_MAX {
+                        peers.pop_front();
+                    }
+                    peers.extend(Client::new(stream));
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                // No descriptor is left, most likely: the peers that are there may leave one.
+                Err(_) => {
+                    if peers.pop_front().is_none() {
+                        thread::sleep(Duration::from_millis(100));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A peer from its first byte to the last one of its response.
+struct Client {
+    stream: TcpStream,
+    deadline: Instant,
+    request: Vec<u8>,
+    /// What is left of the response, once the request is there.
+    response: Option<VecDeque<u8>>,
+}
+
+impl Client {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, deadline: Instant::now() + TIME_MAX, request: Vec::new(), response: None })
+    }
+
+    fn awaits(&self) -> PollFlags {
+        if self.response.is_some() { PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Reads of the request, or writes of the response, what goes now. False: it is done.
+    fn go_on(&mut self, source: &Source) -> io::Result<bool> {
+        let moved = match &mut self.response {
+            None => self.read().map(|has_ended| {
+                let is_whole = has_ended || self.request.windows(4).any(|window| window == b"\r\n\r\n");
+                self.response = is_whole.then(|| respond_in_full(&self.request, source).into());
+                true
+            }),
+            Some(left) => self.stream.write(left.as_slices().0).map(|bytes| {
+                left.drain(..bytes);
+                !left.is_empty()
+            }),
+        };
+        match moved {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(true),
+            moved => moved,
+        }
+    }
+
+    /// Reads some of the request. True: the peer sends no more.
+    fn read(&mut self) -> io::Result<bool> {
+        let mut chunk = [0; 1024];
+        let bytes = self.stream.read(&mut chunk)?;
+        self.request.extend_from_slice(&chunk[..bytes]);
+        if self.request.len() > REQUEST_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(bytes == 0)
+    }
+}
+
+fn respond_in_full(request: &[u8], source: &Source) -> Vec<u8> {
+    let (status, kind, body) = respond(request, source);
+    let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    peer.write_all(head.as_bytes())?;
     if !request.starts_with(b"HEAD ") {
-        peer.write_all(body.as_bytes())?;
+        response.push_str(&body);
     }
-    Ok(())
+    response.into_bytes()
 }
 
 fn respond(request: &[u8], source: &Source) -> (&'static str, &'static str, String) {
@@ -137,7 +227,6 @@ fn escape(label: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::sync::Arc;
 
     use super::super::example;
@@ -174,13 +263,54 @@ mod tests {
         }
     }
 
-    #[test]
-    fn it_answers_over_tcp_and_reports_a_busy_port() {
-        let address = open("127.0.0.1:0".parse().unwrap(), Arc::new(example)).unwrap();
-        let mut peer = TcpStream::connect(address).unwrap();
+    fn scraped(mut peer: TcpStream) -> String {
         peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut reply = String::new();
         peer.read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    /// Each is ended by the clock, and of a flood those that came first end at once.
+    #[test]
+    fn silent_peers_do_not_delay_a_scrape() {
+        let address = open("127.0.0.1:0".parse().unwrap(), Arc::new(example)).unwrap();
+        let connect = || TcpStream::connect(address).unwrap();
+        for silent in [8, PEERS_MAX, 2 * PEERS_MAX] {
+            let mut peers: Vec<TcpStream> = (0..silent).map(|_| connect()).collect();
+            for (number, peer) in peers.iter_mut().enumerate().filter(|(number, _)| number % 2 == 0) {
+                // One that was closed for others may say so.
+                let _ = peer.write_all(&b"GET /metrics HTTP/1.1\r\n"[..number % 20]);
+            }
+            assert!(scraped(connect()).starts_with("HTTP/1.1 200 OK\r\n"));
+            // The last one has had its time no more than the scrape took.
+            let last = peers.last().unwrap();
+            last.set_nonblocking(true).unwrap();
+            let error = last.peek(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(error, Err(io::ErrorKind::WouldBlock), "the scrape waited for {silent} silent peers");
+            last.set_nonblocking(false).unwrap();
+            for peer in &mut peers {
+                peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                let end = peer.read(&mut [0]).map_err(|error| error.kind());
+                assert!(matches!(end, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "{silent} peers: {end:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn endless_request_is_cut_off() {
+        let address = open("127.0.0.1:0".parse().unwrap(), Arc::new(example)).unwrap();
+        let mut peer = TcpStream::connect(address).unwrap();
+        let mut sent = 0;
+        while peer.write_all(&[b'x'; 1024]).is_ok() {
+            sent += 1024;
+            assert!(sent < 64 << 20, "it is read on and on");
+        }
+    }
+
+    #[test]
+    fn it_answers_over_tcp_and_reports_a_busy_port() {
+        let address = open("127.0.0.1:0".parse().unwrap(), Arc::new(example)).unwrap();
+        let reply = scraped(TcpStream::connect(address).unwrap());
         let (head, body) = reply.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("Content-Length: {}", body.len())));
         let failure = open(address, Arc::new(example)).unwrap_err();
