@@ -75,6 +75,8 @@ struct Unfinished {
     /// Raw bytes with which the rule wants to be asked again; [`ANY_BYTES`] if it did not say.
     need_bytes: usize,
     started: Time,
+    /// Nothing of the message is there: it has the rest of what came before.
+    awaited: bool,
     /// Memory counted with the owner's room: the pages that the buffer takes, and the headers that are kept.
     charged_bytes: usize,
     /// Bytes copied since the owner asked last.
@@ -141,9 +143,16 @@ impl Cutter {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.is_none())
     }
 
-    /// When the unfinished message began to arrive.
+    /// When the unfinished message began to arrive, or was [awaited](Self::await_rest) first.
     pub fn since(&self) -> Option<Time> {
-        self.unfinished.as_ref().filter(|unfinished| !unfinished.is_none()).map(|unfinished| unfinished.started)
+        let unfinished = self.unfinished.as_ref().filter(|unfinished| unfinished.awaited || !unfinished.is_none());
+        unfinished.map(|unfinished| unfinished.started)
+    }
+
+    /// The next message has the rest of what came before: its time begins now, and not with its first byte.
+    pub fn await_rest(&mut self, now: Time) {
+        let unfinished = self.unfinished.get_or_insert_default();
+        (unfinished.awaited, unfinished.started) = (true, now);
     }
 
     /// Counts the time of the unfinished message from now on: its peer was not read meanwhile.
@@ -235,6 +244,9 @@ impl Cutter {
                 if !rule.cuts_pieces() {
                     check_size(rule, part.body_bytes)?;
                 }
+                if let Some(unfinished) = &mut self.unfinished {
+                    unfinished.awaited = false;
+                }
                 let start = *at + part.header_bytes;
                 *at += part.total_bytes();
                 return Ok(Cut::InPlace(start..start + part.body_bytes));
@@ -243,7 +255,9 @@ impl Cutter {
             if !unfinished.begin(frame, rest, at, rule, room, buffers)? {
                 return Ok(Cut::NoRoom);
             }
-            unfinished.started = now;
+            if !std::mem::take(&mut unfinished.awaited) {
+                unfinished.started = now;
+            }
             // This is called for parts without a body, too, which are complete as soon as they begin.
             if let Some(message) = unfinished.finish_part(room) {
                 return Ok(Cut::Assembled(message));

@@ -97,6 +97,12 @@ pub trait LoggedService: Send + Sync + 'static {
         limits.header_bytes_max
     }
 
+    /// See [`ShardService::awaits_rest`].
+    fn awaits_rest(&self, conn: &Self::Conn) -> bool {
+        let _ = conn;
+        false
+    }
+
     /// See [`ShardService::refuse`].
     fn refuse(&self, conn: &mut Self::Conn, reason: CloseReason, reply: LoggedReply<'_, '_>) {
         let _ = (conn, reason, reply);
@@ -165,6 +171,10 @@ impl<S: LoggedService> ShardService for Logged<S> {
 
     fn header_bytes_max(&self, limits: &Limits) -> usize {
         self.0.header_bytes_max(limits)
+    }
+
+    fn awaits_rest(&self, conn: &S::Conn) -> bool {
+        self.0.awaits_rest(conn)
     }
 
     fn refuse(&self, _: &mut S::Shard, conn: &mut S::Conn, reason: CloseReason, reply: &mut Reply<'_>) {

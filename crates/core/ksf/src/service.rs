@@ -50,6 +50,14 @@ pub trait Service: Send + Sync + 'static {
         limits.header_bytes_max
     }
 
+    /// True if what was handed over last is a part of a message, of which the next part is to come: it has
+    /// [`assembly_timeout_ms`](Limits::assembly_timeout_ms) from now to arrive. Asked after each call of [`call`](Self::call), where the
+    /// framing is [`Framing::Custom`]; false unless said otherwise.
+    fn awaits_rest(&self, conn: &Self::Conn) -> bool {
+        let _ = conn;
+        false
+    }
+
     /// Last words to a peer whose connection is about to be closed for what it sent, or for how slowly: malformed,
     /// too long, or not whole in time. Nothing, unless said otherwise. They leave behind the replies that wait already.
     fn refuse(&self, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {

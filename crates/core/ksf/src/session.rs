@@ -49,6 +49,9 @@ pub trait Session {
     /// [`ShardService::header_bytes_max`].
     fn header_bytes_max(&self, limits: &Limits) -> usize;
 
+    /// [`ShardService::awaits_rest`].
+    fn awaits_rest(&self) -> bool;
+
     /// [`ShardService::close`]. No call of the service follows.
     fn close(&mut self);
 }
@@ -101,6 +104,10 @@ impl<S: ShardService> Session for SessionOf<S> {
 
     fn header_bytes_max(&self, limits: &Limits) -> usize {
         self.0.as_ref().map_or(limits.header_bytes_max, |(on, _)| on.service().header_bytes_max(limits))
+    }
+
+    fn awaits_rest(&self) -> bool {
+        self.0.as_ref().is_some_and(|(on, conn)| on.service().awaits_rest(conn))
     }
 
     fn close(&mut self) {

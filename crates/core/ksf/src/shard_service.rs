@@ -136,6 +136,12 @@ pub trait ShardService: Send + Sync + 'static {
         limits.header_bytes_max
     }
 
+    /// True if the rest of a message is to come: [`Service::awaits_rest`].
+    fn awaits_rest(&self, conn: &Self::Conn) -> bool {
+        let _ = conn;
+        false
+    }
+
     /// Last words to a peer: [`Service::refuse`].
     fn refuse(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
         let _ = (shard, conn, reason, reply);
@@ -203,6 +209,10 @@ impl<S: Service> ShardService for S {
 
     fn header_bytes_max(&self, limits: &Limits) -> usize {
         Service::header_bytes_max(self, limits)
+    }
+
+    fn awaits_rest(&self, conn: &Self::Conn) -> bool {
+        Service::awaits_rest(self, conn)
     }
 
     fn refuse(&self, (): &mut (), conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {

@@ -555,6 +555,10 @@ impl LoggedService for Kv {
         limits.message_bytes_max
     }
 
+    fn awaits_rest(&self, conn: &KvConn) -> bool {
+        matches!(&conn.protocol, Protocol::Http(reader) if reader.awaits_body())
+    }
+
     fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
         let (key, bytes) = (message.key(), message.bytes());
         if conn.session.client.is_killed(key) {

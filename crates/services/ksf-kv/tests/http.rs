@@ -735,6 +735,55 @@ fn a_client_that_waits_is_told_to_go_on() {
     });
 }
 
+/// Wherever a peer stops in a request or a command, it has so long and no longer.
+#[test]
+fn every_part_that_is_awaited_has_a_deadline() {
+    const EXPECT: &str = "PUT /key HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n";
+    const PUT: &str = "PUT /key HTTP/1.1\r\nHost: localhost\r\n";
+    const CHUNKED: &str = "Transfer-Encoding: chunked\r\n\r\n";
+    let limits = Limits { assembly_timeout_ms: 200, ..Limits::default() };
+    on_each_engine(&limits, &Settings::default(), |engine, serving| {
+        for (head, rests) in [
+            (format!("{EXPECT}Content-Length: 5\r\n\r\n"), &["", "v", "valu"][..]),
+            (
+                format!("{EXPECT}{CHUNKED}"),
+                &["", "5", "5\r\n", "5\r\nval", "5\r\nvalue\r\n", "5\r\nvalue\r\n0\r\n", "0\r\nX: y\r\n"],
+            ),
+            (format!("{PUT}Content-Length: 5\r\n\r\n"), &["", "v", "valu"]),
+            (format!("{PUT}{CHUNKED}"), &["", "5", "5\r\nval", "5\r\nvalue\r\n0\r\n", "0\r\nX: y\r\n"]),
+            (PUT.to_owned(), &["", "Content"]),
+        ] {
+            for rest in rests {
+                let mut http = Http::connect(serving);
+                http.send(&head);
+                if head.starts_with(EXPECT) {
+                    assert_eq!(http.response(false).status, 100, "{engine}: {head}");
+                }
+                http.send(rest);
+                assert_eq!(http.response(false).status, 408, "{engine}: {head:?} {rest:?}");
+                stream::expect_end(&mut http.0);
+            }
+        }
+        for part in ["*2", "*2\r\n", "*2\r\n$3\r\nGE", "*2\r\n$3\r\nGET\r\n", "GET k", "PING\r\n*1\r\n"] {
+            let mut peer = stream::connect(serving.address());
+            peer.write_all(part.as_bytes()).unwrap();
+            let mut told = String::new();
+            peer.read_to_string(&mut told).unwrap();
+            assert_eq!(told, if part.starts_with("PING") { "+PONG\r\n" } else { "" }, "{engine}: {part:?}");
+        }
+        // Between two requests, and between two commands, nothing is awaited.
+        let mut idle = Http::connect(serving);
+        assert_eq!(idle.get("/key").status, 404, "{engine}");
+        let mut client = serving.connect();
+        assert_eq!(client.ask("PING"), "+PONG", "{engine}");
+        let mut late = Http::connect(serving);
+        late.send(format!("{EXPECT}Content-Length: 5\r\n\r\n"));
+        assert_eq!((late.response(false).status, late.response(false).status), (100, 408), "{engine}");
+        assert_eq!(idle.get("/key").status, 404, "{engine}");
+        assert_eq!(client.ask("PING"), "+PONG", "{engine}");
+    });
+}
+
 #[test]
 fn connections_stay_as_the_version_says() {
     on_each(|engine, serving| {

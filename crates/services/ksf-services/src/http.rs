@@ -58,6 +58,10 @@ impl Service for PageServer {
         conn.cut(buf, scanned, limits)
     }
 
+    fn awaits_rest(&self, conn: &Reader) -> bool {
+        conn.is_mid_body()
+    }
+
     fn peer_speaks_first(&self) -> bool {
         true
     }

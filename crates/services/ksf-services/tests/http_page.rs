@@ -87,6 +87,37 @@ fn a_client_that_waits_before_its_body_is_told_to_go_on() {
     assert_eq!(statuses(&wire.feed(format!("{head}abc").as_bytes())), [100, 200]);
 }
 
+/// Each part of a body has its time, the first one behind an interim answer, too.
+#[test]
+fn body_that_stops_is_refused_in_time() {
+    let timeout_ms = ksf::limits::Limits::default().assembly_timeout_ms;
+    for expects in ["", "Expect: 100-continue\r\n"] {
+        for (length, parts) in [
+            ("Content-Length: 3", &["", "a", "b"][..]),
+            ("Transfer-Encoding: chunked", &["", "3", "\r\n", "ab", "c\r\n", "0\r\n", "X: y\r\n"]),
+        ] {
+            for stop in 0..parts.len() {
+                let mut wire = Wire::new(&server(true));
+                wire.feed(format!("POST / HTTP/1.1\r\nHost: x\r\n{expects}{length}\r\n\r\n").as_bytes());
+                let mut now_ms = 0;
+                for part in &parts[1..=stop] {
+                    now_ms += timeout_ms - 1;
+                    assert!(wire.set_time_ms(now_ms).is_empty() && wire.closed().is_none(), "{length}, {stop}");
+                    assert!(wire.feed(part.as_bytes()).is_empty(), "{length}, {stop}");
+                }
+                assert!(wire.set_time_ms(now_ms + timeout_ms - 1).is_empty(), "{length}, {stop}");
+                let told = wire.set_time_ms(now_ms + timeout_ms + 1);
+                assert_eq!(statuses(&told), [408], "{expects}{length}, {stop}");
+                assert_eq!(wire.closed(), Some(CloseReason::AssemblyTimeout));
+            }
+        }
+    }
+    // Between two requests nothing is awaited.
+    let mut wire = Wire::new(&server(true));
+    assert_eq!(statuses(&wire.feed(GET.as_bytes())), [200]);
+    assert!(wire.set_time_ms(100 * timeout_ms).is_empty() && wire.closed().is_none());
+}
+
 #[test]
 fn bad_requests_are_answered_counted_and_the_last() {
     let server = server(true);

@@ -45,7 +45,7 @@ impl Connection {
         if self.memory == Memory::Pass || env.budget.is_overfull() {
             first = earlier(first, self.pressure_deadline(env));
         }
-        if !self.cutter.is_idle() {
+        if self.cutter.since().is_some() {
             first = earlier(first, self.assembly_deadline(env));
         }
         first

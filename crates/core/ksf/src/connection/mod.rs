@@ -239,7 +239,7 @@ impl Connection {
 
     /// No further requests are taken; everything received is answered, then the connection closes.
     pub fn drain(&mut self, env: &mut Env) {
-        if self.closing.is_none() && self.is_between_messages() && self.has_none_aside() {
+        if self.closing.is_none() && self.cutter.since().is_none() && self.has_none_aside() {
             self.close(CloseReason::Drained, env);
         }
     }

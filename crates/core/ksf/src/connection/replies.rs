@@ -7,6 +7,7 @@ use crate::buffers::Buffer;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
 use crate::error::CloseReason;
+use crate::framing::Framing;
 use crate::gates::GateSet;
 use crate::outgoing::{Exchange, Upstream};
 use crate::output::Output;
@@ -96,6 +97,12 @@ impl Connection {
         self.messages = self.messages.wrapping_add(1);
         let message = Message { bytes, origin, peer: self.peer, key: self.key };
         let close = self.call_in_order(bytes.len(), env, |session, reply| session.call(&message, reply));
+        if self.info.framing == Framing::Custom {
+            let session = &self.session;
+            if self.info.guard(|| session.awaits_rest()) == Ok(true) {
+                self.cutter.await_rest(env.now);
+            }
+        }
         self.close_if_asked(close, env);
     }
 

@@ -164,6 +164,11 @@ impl Reader {
         }
     }
 
+    /// True if a body is to come whose head was handed over.
+    pub(crate) fn awaits_body(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// The status for a connection that ends for what it sent, or for how slowly.
     pub(crate) fn status(&self, reason: CloseReason) -> u16 {
         match reason {

@@ -318,6 +318,11 @@ impl Service for Proxy {
         conn.reader.cut(buf, scanned, limits)
     }
 
+    /// While there is an exchange, its backend is waited for, and that has its own time.
+    fn awaits_rest(&self, conn: &ProxyClient) -> bool {
+        conn.exchange.is_none() && conn.reader.is_mid_body()
+    }
+
     fn needs_shards(&self) -> bool {
         true
     }
