@@ -2,6 +2,7 @@
 
 mod common;
 mod datagram;
+mod ends;
 mod frames;
 mod hops;
 mod host;

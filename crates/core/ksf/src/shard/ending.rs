@@ -23,7 +23,8 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = place.conn.as_mut() else { return };
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
         let Stream::Served(stream) = &conn.stream else { return self.release(index, reason) };
-        let ends = stream.saw_eof() || stream.closes_at_once();
+        // Under a kernel half a close that meets bytes of the peer resets the connection, and the last reply is lost.
+        let ends = stream.saw_eof() || stream.closes_at_once() && conn.assist.is_none();
         let linger_timeout_ms = stream.limits(&self.env).linger_timeout_ms;
         if ends || linger_timeout_ms == 0 || ended.is_err() {
             return self.release(index, reason);
@@ -108,6 +109,11 @@ impl<E: Engine> Shard<E> {
     pub(super) fn forget(&mut self, index: u32, reason: CloseReason) {
         let place = &mut self.places[index as usize];
         let Some(conn) = place.conn.take() else { return };
+        if conn.assist.is_some() && !matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof()) {
+            // Unread bytes lie with the kernel half, where a close does not see them: it would leave the peer with a window
+            // that never opens again (Linux 6.18), until the peer gives up.
+            let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
+        }
         place.generation = place.generation.wrapping_add(1);
         if let Some(assist) = conn.assist {
             self.tokens.remove(&assist.conn.token());
