@@ -6,7 +6,7 @@
 //! (SO_ATTACH_REUSEPORT_CBPF, Linux 4.5); packets from CPUs without a shard are spread.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -66,6 +66,26 @@ pub struct DatagramPeer {
     /// The address the datagram was sent to and the interface it came from, where the socket is bound to a wildcard. Of a
     /// broadcast or a multicast it is an address of that interface, or unspecified: the kernel then chooses one.
     pub local: Option<(IpAddr, u32)>,
+}
+
+/// True if `from` is the address of a socket that is bound to one of `bound`. Of one that is bound to a wildcard these are all
+/// addresses of this machine with its port.
+pub(crate) fn is_own(from: SocketAddr, bound: &[SocketAddr]) -> bool {
+    let ip = from.ip().to_canonical();
+    bound.iter().filter(|own| own.port() == from.port()).any(|own| match own.ip().to_canonical() {
+        own if own.is_unspecified() => (ip.is_ipv4() || own.is_ipv6()) && is_of_this_machine(from),
+        own => own == ip,
+    })
+}
+
+/// Asks the kernel: only an address of this machine can be bound. Where others can be, too (`ip_nonlocal_bind`), all are.
+fn is_of_this_machine(addr: SocketAddr) -> bool {
+    let ip = addr.ip().to_canonical();
+    let any_port = match addr {
+        SocketAddr::V6(addr) if ip.is_ipv6() => SocketAddrV6::new(*addr.ip(), 0, 0, addr.scope_id()).into(),
+        _ => SocketAddr::new(ip, 0),
+    };
+    ip.is_loopback() || UdpSocket::bind(any_port).is_ok()
 }
 
 /// The sockets of one listener, one per shard.
@@ -405,5 +425,30 @@ mod tests {
         assert!(!folder.path("socket").exists(), "the path is left behind");
         std::fs::write(folder.path("socket"), "data").unwrap();
         assert!(matches!(open(&addr, &[0], SocketOptions::default()), Err(Error::Listen { .. })));
+    }
+
+    #[test]
+    fn own_addresses_are_told_from_others() {
+        for (from, bound, own) in [
+            ("127.0.0.1:9", "127.0.0.1:9", true),
+            ("127.0.0.1:8", "127.0.0.1:9", false),
+            ("127.0.0.2:9", "127.0.0.1:9", false),
+            ("[::ffff:127.0.0.1]:9", "127.0.0.1:9", true),
+            ("127.0.0.1:9", "[::ffff:127.0.0.1]:9", true),
+            ("[::1]:9", "[::1]:9", true),
+            ("127.0.0.1:9", "[::1]:9", false),
+            ("127.0.0.7:9", "0.0.0.0:9", true),
+            ("127.0.0.1:8", "0.0.0.0:9", false),
+            ("192.0.2.1:9", "0.0.0.0:9", false),
+            ("[::1]:9", "[::]:9", true),
+            ("[2001:db8::1]:9", "[::]:9", false),
+            ("[::ffff:127.0.0.1]:9", "[::]:9", true),
+            ("[::ffff:192.0.2.1]:9", "[::]:9", false),
+            ("[::1]:9", "0.0.0.0:9", false),
+        ] {
+            let (from, bound): (SocketAddr, SocketAddr) = (from.parse().unwrap(), bound.parse().unwrap());
+            let other = "127.0.0.1:7".parse().unwrap();
+            assert_eq!(is_own(from, &[other, bound]), own, "{from} at {bound}");
+        }
     }
 }

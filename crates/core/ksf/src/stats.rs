@@ -90,6 +90,8 @@ counters! {
     datagrams_in,
     /// Datagrams sent.
     datagrams_out,
+    /// Datagrams from a datagram socket of this server, dropped: their sender was forged, and a reply would come back.
+    datagrams_from_self,
     /// Datagrams longer than a slot or than `message_bytes_max`, dropped.
     datagrams_oversized,
     /// Replies to datagrams the kernel refused to send, or for which the queue was full.

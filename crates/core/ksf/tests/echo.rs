@@ -1,13 +1,15 @@
 //! What comes in goes out: every size, in any pieces, over every kind of socket, on every engine.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use crate::common::net::*;
 use ksf::Server;
 use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use socket2::{Domain, Protocol, Socket, Type};
 
 /// A datagram or message is never longer here.
 const SIZE_MAX: usize = 70_000;
@@ -126,6 +128,82 @@ fn datagrams_come_back_from_the_address_they_were_sent_to() {
                 assert!(got[..length] == sent, "{engine} {at}: {size} bytes came back as {length}");
             }
         }
+    }
+}
+
+/// Sends a datagram from an address and a port that another socket has; false where that is not permitted.
+fn send_forged(from: SocketAddr, to: SocketAddr, body: &[u8]) -> bool {
+    let socket = match Socket::new(Domain::for_address(from), Type::RAW, Some(Protocol::UDP)) {
+        Ok(socket) => socket,
+        Err(error) => {
+            skip(format_args!("needs CAP_NET_RAW ({error})"));
+            return false;
+        }
+    };
+    let length = 8 + body.len() as u16;
+    let mut datagram = [from.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
+    datagram.extend_from_slice(body);
+    if let (SocketAddr::V6(source), SocketAddr::V6(destination)) = (from, to) {
+        // RFC 8200, section 8.1: over IPv6 the checksum is not optional.
+        let mut summed = [source.ip().octets(), destination.ip().octets()].concat();
+        summed.extend_from_slice(&u32::from(length).to_be_bytes());
+        summed.extend_from_slice(&17_u32.to_be_bytes());
+        summed.extend_from_slice(&datagram);
+        let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
+        let mut sum: u32 = summed.chunks(2).map(word).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        datagram[6..8].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    }
+    socket.bind(&SocketAddr::new(from.ip(), 0).into()).unwrap();
+    socket.send_to(&datagram, &SocketAddr::new(to.ip(), 0).into()).unwrap();
+    true
+}
+
+/// A reply to one would come back to the server, and be answered again, for ever.
+#[test]
+fn datagrams_from_own_sockets_are_dropped_and_counted() {
+    own_network();
+    for engine in engines() {
+        for (at, from, to) in [
+            ("127.0.0.1:0", "127.0.0.1", "127.0.0.1"),
+            ("0.0.0.0:0", "127.0.0.1", "127.0.0.1"),
+            ("0.0.0.0:0", "127.0.0.2", "127.0.0.3"),
+            ("[::1]:0", "::1", "::1"),
+            ("[::]:0", "::1", "::1"),
+        ] {
+            let server = one_shard(engine, &format!("udp:{at}"), Limits::default(), Arc::new(Echo));
+            let at_ip = |ip: &str| SocketAddr::new(ip.parse().unwrap(), addr(&server).port());
+            if !send_forged(at_ip(from), at_ip(to), b"forged") {
+                return;
+            }
+            until_count(&server, "datagrams_from_self", 1);
+            // Any other peer is answered.
+            let peer = datagrams(at_ip(to));
+            peer.send(b"hello").unwrap();
+            let mut got = [0; 9];
+            assert_eq!(peer.recv(&mut got).unwrap(), 5, "{engine} {at}");
+            assert_eq!((count(&server, "datagrams_out"), count(&server, "datagrams_in")), (1, 2), "{engine} {at}");
+        }
+        // A socket that both families reach, and another socket of the same server.
+        let socket = UdpSocket::bind("[::]:0").unwrap();
+        let both = socket.local_addr().unwrap().port();
+        let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).inherit(socket.into(), Arc::new(Echo), None);
+        let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), Arc::new(Echo), None).start().unwrap();
+        let ports = server.listeners().iter().map(|listener| match listener.addr {
+            ListenAddr::Udp(at) => at.port(),
+            _ => panic!("no port"),
+        });
+        let other = ports.into_iter().find(|port| *port != both).unwrap();
+        let at_port = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        send_forged(at_port(both), at_port(both), b"forged");
+        until_count(&server, "datagrams_from_self", 1);
+        send_forged(at_port(other), at_port(both), b"forged");
+        send_forged(at_port(both), at_port(other), b"forged");
+        until_count(&server, "datagrams_from_self", 3);
+        assert_eq!(count(&server, "datagrams_out"), 0, "{engine}");
     }
 }
 

@@ -30,6 +30,7 @@ impl<E: Engine> Shard<E> {
         self.datagrams_stopped.push(false);
         let fd = socket.as_raw_fd();
         if let ListenAddr::Udp(local) = listener.addr {
+            self.own_datagrams.push(local);
             let (addr, service) = (listener.addr.clone(), listener.service.profile().name);
             let datagrams = local_service.open_datagrams(Peer::Udp(local), index);
             let datagrams = datagrams.map_err(|Refused| crate::Error::RefusedByService {

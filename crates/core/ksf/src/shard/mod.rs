@@ -22,7 +22,7 @@ use crate::env::Env;
 use crate::error::CloseReason;
 use crate::gates::Gate;
 use crate::limits::Time;
-use crate::listener::{DatagramPeer, ListenAddr};
+use crate::listener::{DatagramPeer, ListenAddr, is_own};
 use crate::outgoing::ExchangeWork;
 use crate::pace::Pace;
 use crate::pool::Chunk;
@@ -139,6 +139,8 @@ pub(crate) struct Shard<E: Engine> {
     /// Those that want to hear of the end of a turn, by their number.
     batching: Vec<(u32, Rc<dyn LocalService>)>,
     datagrams: Vec<Option<Box<DatagramService>>>,
+    /// The addresses of those.
+    own_datagrams: Vec<SocketAddr>,
     /// Those that are not read for now.
     datagrams_stopped: Vec<bool>,
     halves: Vec<Arc<dyn Assist>>,
@@ -239,6 +241,7 @@ impl<E: Engine> Shard<E> {
             services: Vec::new(),
             batching: Vec::new(),
             datagrams: Vec::new(),
+            own_datagrams: Vec::new(),
             datagrams_stopped: Vec::new(),
             halves: Vec::new(),
             tokens: HashMap::new(),
@@ -625,6 +628,10 @@ impl<E: Engine> Shard<E> {
     fn datagram(&mut self, socket: u32, peer: DatagramPeer, chunk: &Chunk, truncated: bool) {
         let stats = &self.env.stats;
         stats.datagrams_in.add(1);
+        if is_own(peer.addr, &self.own_datagrams) {
+            stats.datagrams_from_self.add(1);
+            return;
+        }
         if truncated || chunk.len() > self.env.limits.of(socket).message_bytes_max {
             stats.datagrams_oversized.add(1);
             return;
