@@ -28,6 +28,7 @@ use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{Purpose, WriteId};
 use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
+use ksf_store::work;
 
 use self::queue::{Fetch, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
@@ -49,6 +50,9 @@ const WRITES_MAX: usize = 4;
 const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
 /// Values that a shard lets go of in a turn at most.
 const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
+/// [Work](ksf_store::work) after which the commands of a connection wait for the next turn of its shard: others have theirs before.
+/// About a millisecond; one command alone may exceed it.
+const TURN_WORK_MAX: u64 = 16 << 10;
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
 /// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
@@ -192,6 +196,8 @@ pub struct KvShard {
     not_begun: Option<(FileOp, u64)>,
     /// Commands that wait for room in the log, for the medium, for memory, or for values.
     queue: Queue,
+    /// Counts the turns.
+    turn: u64,
     /// Bytes of what was read, or is, for commands that were not carried out yet.
     fetched_bytes: Arc<AtomicUsize>,
     /// A read is under way that is there for its end alone.
@@ -313,6 +319,8 @@ pub struct KvConn {
     session: Session,
     /// Commands of it that wait for room in the log, for the medium, for memory, or for values: those behind them wait, too.
     waiting: usize,
+    /// Units of work that its commands took, and the turn in which they did.
+    worked: (u64, u64),
     /// Its name among what waits, once something of it did.
     key: Option<ConnKey>,
 }
@@ -339,6 +347,17 @@ impl KvConn {
     /// True for a command before `AUTH`, as that is one: it is refused, or changes the limits of those behind it.
     fn never_waits(&self, asked: Asked<'_>) -> bool {
         asked.http.is_none() && self.is_stranger()
+    }
+
+    /// True if its commands have taken their share of this turn.
+    fn has_worked(&self, turn: u64) -> bool {
+        self.worked.0 == turn && self.worked.1 >= TURN_WORK_MAX
+    }
+
+    /// A command of it took so many units.
+    fn work(&mut self, turn: u64, units: u64) {
+        let before = if self.worked.0 == turn { self.worked.1 } else { 0 };
+        self.worked = (turn, before + units);
     }
 
     /// What cuts its requests.
@@ -468,6 +487,7 @@ impl LoggedService for Kv {
             unwritten_bytes_max: UNWRITTEN_BYTES_MAX.min(self.segment_bytes as usize / 2),
             not_begun: None,
             queue: Queue::default(),
+            turn: 0,
             fetched_bytes: Arc::default(),
             ticking: false,
             sweep_at_ns: 0,
@@ -602,7 +622,7 @@ impl LoggedService for Kv {
                     reply.bytes(After::Nothing, &bytes);
                 }
             }
-            Fetch::Nothing | Fetch::Promise { .. } | Fetch::Room { .. } | Fetch::Pause { .. } => {
+            Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } | Fetch::Pause { .. } => {
                 self.execute(shard, conn, key, Some(place), command.asked(), reply);
             }
         }
@@ -635,6 +655,7 @@ impl LoggedService for Kv {
     }
 
     fn turn_end(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
+        shard.turn += 1;
         self.work(shard, turn);
     }
 
@@ -742,7 +763,7 @@ impl Kv {
         }
     }
 
-    /// Has a command wait for a time, and those behind it on its connection.
+    /// Has a command wait for a time or for the next turn, and those behind it on its connection.
     fn wait_first(
         shard: &mut KvShard,
         conn: &mut KvConn,
@@ -777,6 +798,9 @@ impl Kv {
         asked: Asked<'_>,
         mut reply: LoggedReply<'_, '_>,
     ) {
+        if conn.has_worked(shard.turn) {
+            return Self::wait_first(shard, conn, (key, place), asked, Fetch::Turn, reply);
+        }
         let now_ns = now_ns();
         if self.clients.is_paused() && !conn.never_waits(asked) {
             let writes = asked.purpose().is_some();
@@ -788,10 +812,12 @@ impl Kv {
         out.clear();
         // One that has waited is not the one that was cut last.
         let spans = if place.is_none() { conn.progress.spans() } else { Spans::default() };
+        let worked_before = work::done();
         let done = match asked.http {
             Some(request) => http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out),
             None => commands::execute(shard, &mut conn.session, asked.bytes, &spans, now_ns, &mut out),
         };
+        conn.work(shard.turn, work::done() - worked_before);
         if let Some(undone) = shard.shard.undone() {
             // Whatever it says, it says without what it asked for.
             shard.keep_scratch(out);

@@ -22,3 +22,4 @@ pub mod salvage;
 pub mod store;
 mod threads;
 pub mod update;
+pub mod work;

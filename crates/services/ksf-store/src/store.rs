@@ -30,6 +30,7 @@ use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
 use crate::recover::batch_in;
 use crate::update::{Changes, Records, Update, View};
+use crate::work;
 
 pub use self::open::Opening;
 
@@ -1066,6 +1067,8 @@ impl Appender<'_> {
         see_flush(store, log, flushed);
         let mut records = Records::new();
         changes.iter().for_each(|(key, change)| change.records(key, clock.received_ns, &mut records));
+        let units = |record: &Record<'_>| 1 + work::of_bytes(record.value.len());
+        work::add(records.iter().map(units).sum());
         let first_version = store.next_version.fetch_add(records.len() as u64, Ordering::Relaxed);
         records.iter_mut().zip(first_version..).for_each(|(record, version)| record.version = version);
         let is_long = |record: &&Record<'_>| {

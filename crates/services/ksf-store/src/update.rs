@@ -13,6 +13,7 @@ use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::AppendError;
 use crate::store::{Got, Held, Needs, Sources, Store, got};
+use crate::work;
 
 /// Keys as a read sees them.
 #[derive(Debug)]
@@ -166,10 +167,13 @@ impl<'l, 'k> View<'l, 'k> {
             Some(Change::Remove) => return None,
             None => {}
         }
+        work::add(1);
         let entry = self.locked.get_to_use(key)?;
         self.store.note(&mut self.needs, &entry);
         let sources = Sources { values: self.values.as_deref(), missing: Some(&self.missing) };
-        got(&entry, self.now_ms, sources)
+        let got = got(&entry, self.now_ms, sources)?;
+        work::add(work::of_bytes(got.value_bytes()));
+        Some(got)
     }
 
     /// The key as it is now, so that a change can be [seen](Self::has_changed) later.
@@ -216,6 +220,7 @@ impl<'l, 'k> View<'l, 'k> {
                 None => {}
             }
         }
+        work::add(1);
         let name = cell_key(key, Part::Cell, subkey);
         self.store.cells().with(&[&name], |cells| match cells.get(&name)?.value {
             Value::Here(value) => Some(value.to_vec()),
@@ -245,6 +250,7 @@ impl<'l, 'k> View<'l, 'k> {
                 None => drop(all.remove(subkey)),
             }
         }
+        work::add(all.len() as u64);
         let _ = all.iter().all(|(subkey, value)| take(subkey, value));
     }
 

@@ -1,12 +1,15 @@
 //! `LCS`: the longest sequence that two strings have in common.
 
 use ksf_store::cells::Shape;
+use ksf_store::work;
 
 use super::{Call, NOT_AN_INTEGER, Result, SYNTAX, integer};
 
 /// Bytes of the table, for the time of the command: lengths of 4,095 bytes each. What is above them would take a shard more
 /// than some hundredths of a second.
 const TABLE_BYTES_MAX: usize = 64 << 20;
+/// Fields of the table that take as long as one unit of [`work`].
+const FIELDS_PER_UNIT: usize = 32;
 /// Bytes of a match in the reply: five numbers and the heads of three arrays.
 const MATCH_BYTES_MAX: usize = 64;
 const NO_STRINGS: &str = "ERR The specified keys must contain string values";
@@ -66,6 +69,7 @@ fn common(one: &[u8], other: &[u8]) -> Option<Common> {
     let width = other.len() + 1;
     let fields = (one.len() + 1).checked_mul(width)?;
     fields.checked_mul(size_of::<u32>()).filter(|bytes| *bytes <= TABLE_BYTES_MAX)?;
+    work::add((fields / FIELDS_PER_UNIT) as u64);
     // The length of what the first i bytes of one and the first j of the other have in common.
     let mut table = vec![0_u32; fields];
     for i in 1..=one.len() {

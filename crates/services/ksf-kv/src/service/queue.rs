@@ -32,6 +32,8 @@ const READS_MAX: usize = 64;
 /// Bytes of records that a shard reads, or has read, for commands that were not carried out yet. The command that comes first
 /// may have more.
 pub(super) const FETCH_BYTES_MAX: usize = 16 << 20;
+/// Commands of one line that go on in a turn: those behind a dear one wait once more.
+const LINE_TURN_MAX: usize = 64;
 /// How often a shard looks whether a pause was ended before its time: by another shard, of which it does not hear.
 const PAUSE_LOOK_MS: u64 = 10;
 
@@ -47,6 +49,8 @@ pub(super) struct Queue {
     timers: BTreeSet<(u64, ConnKey)>,
     /// Lines whose first command may go on.
     to_look_at: Vec<ConnKey>,
+    /// Lines that go on in the next turn.
+    next_turn: Vec<ConnKey>,
     /// Reads that have not begun.
     jobs: VecDeque<Job>,
     /// Those that have, by their tokens.
@@ -68,6 +72,8 @@ pub(super) enum Fetch {
     /// Its turn.
     #[default]
     Nothing,
+    /// The next turn of the shard: the connection has had its [share](super::TURN_WORK_MAX) of this one.
+    Turn,
     /// Values, of which so many are still to be read.
     Values { values: Values, left: usize, failed: Option<String>, room: Room },
     /// A record that cleaning has written anew, and that is not on the medium yet.
@@ -294,13 +300,20 @@ impl Queue {
         must_wait: impl Fn(Asked<'_>) -> bool,
     ) -> Vec<(LoggedDeferred, Resumed)> {
         self.look_by_clock(now_ms);
+        self.to_look_at.append(&mut self.next_turn);
         let (mut ready, mut again) = (Vec::new(), Vec::new());
         for from in mem::take(&mut self.to_look_at) {
             let Some(line) = self.lines.get_mut(&from) else { continue };
+            let mut taken_of_line = 0;
             while let Some(first) = line.first_entry() {
+                if taken_of_line == LINE_TURN_MAX {
+                    // What goes on now has the shard called again.
+                    self.next_turn.push(from);
+                    break;
+                }
                 let Waiting { command, fetch, .. } = first.get();
                 let goes_on = match fetch {
-                    Fetch::Nothing => true,
+                    Fetch::Nothing | Fetch::Turn => true,
                     Fetch::Values { left, .. } => *left == 0,
                     Fetch::Promise { log, lsn } => *lsn < store.promised(*log),
                     Fetch::Room { bytes } => has_room(taken, *bytes),
@@ -325,6 +338,7 @@ impl Queue {
                 if let Fetch::Room { bytes } = fetch {
                     taken += bytes;
                 }
+                taken_of_line += 1;
                 *bytes_left = bytes_left.saturating_sub(command.bytes.len());
                 let (place, Waiting { deferred, command, fetch, .. }) = first.remove_entry();
                 ready.push((deferred, Resumed { place, command, fetch }));

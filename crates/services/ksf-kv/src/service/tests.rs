@@ -132,10 +132,15 @@ impl World {
         Self { env, service, on, conns, _idle: idle, _folder: folder }
     }
 
-    /// Sends inline commands in one piece, and ends the turn.
-    fn send(&mut self, conn: usize, commands: &str) {
+    /// Sends inline commands in one piece.
+    fn receive(&mut self, conn: usize, commands: &str) {
         let chunk = Chunk::from_vec(commands.as_bytes().to_vec());
         self.conns[conn].as_mut().unwrap().receive(chunk, &mut self.env);
+    }
+
+    /// The same, and ends the turn, with all that follow from that.
+    fn send(&mut self, conn: usize, commands: &str) {
+        self.receive(conn, commands);
         self.end_turn();
     }
 
@@ -145,14 +150,18 @@ impl World {
         self.send(conn, &keys.map(set).collect::<String>());
     }
 
+    fn end_one_turn(&mut self) {
+        self.on.turn_end(&mut self.env);
+        for delivery in self.env.take_answered() {
+            if let Some(conn) = &mut self.conns[delivery.key().index as usize] {
+                conn.deliver(delivery, &mut self.env);
+            }
+        }
+    }
+
     fn end_turn(&mut self) {
         while self.on.waits_for_turn_end() {
-            self.on.turn_end(&mut self.env);
-            for delivery in self.env.take_answered() {
-                if let Some(conn) = &mut self.conns[delivery.key().index as usize] {
-                    conn.deliver(delivery, &mut self.env);
-                }
-            }
+            self.end_one_turn();
         }
         self.env.take_gated();
         self.conns.iter_mut().flatten().for_each(|conn| conn.open_gates(&mut self.env));
@@ -178,21 +187,28 @@ impl World {
         self.service.waiting.load(Ordering::Relaxed)
     }
 
+    /// What a peer gets now.
+    fn take_batch(&mut self, conn: usize) -> Option<String> {
+        let mut batch = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares)?;
+        let mut slices = [&[][..]; 64];
+        let filled = batch.slices(&mut slices);
+        let taken = slices[..filled].concat();
+        let bytes = batch.len();
+        assert_eq!(taken.len(), bytes);
+        batch.advance(bytes, &mut self.env.spares);
+        batch.recycle(&mut self.env.spares);
+        self.conns[conn].as_mut().unwrap().sent(bytes, true, &mut self.env);
+        Some(String::from_utf8(taken).unwrap())
+    }
+
     /// What a peer gets until there is no more.
     fn take(&mut self, conn: usize) -> String {
-        let mut taken = Vec::new();
-        while let Some(mut batch) = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares) {
-            let mut slices = [&[][..]; 64];
-            let filled = batch.slices(&mut slices);
-            taken.extend_from_slice(&slices[..filled].concat());
-            let bytes = batch.len();
-            assert_eq!(slices[..filled].iter().map(|slice| slice.len()).sum::<usize>(), bytes);
-            batch.advance(bytes, &mut self.env.spares);
-            batch.recycle(&mut self.env.spares);
-            self.conns[conn].as_mut().unwrap().sent(bytes, true, &mut self.env);
+        let mut taken = String::new();
+        while let Some(batch) = self.take_batch(conn) {
+            taken.push_str(&batch);
             self.end_turn();
         }
-        String::from_utf8(taken).unwrap()
+        taken
     }
 }
 
@@ -414,4 +430,61 @@ fn a_shard_sleeps_until_a_key_ends() {
     assert_eq!(world.take(0), "+OK\r\n+PONG\r\n+PONG\r\n");
     assert_eq!(world.sleep(), Some(SWEEP_SLEEP_MS_MAX));
     assert_eq!(world.sleep(), Some(SWEEP_SLEEP_MS_MAX), "its clock stands still here");
+}
+
+/// A command as an array.
+fn array(words: impl ExactSizeIterator<Item = String>) -> String {
+    let count = words.len();
+    words.fold(format!("*{count}\r\n"), |text, word| text + &format!("${}\r\n{word}\r\n", word.len()))
+}
+
+/// Whatever a pipeline asks for, another client is answered behind a bounded part of it.
+#[test]
+fn pipeline_of_dear_commands_lets_others_in() {
+    const KEYS: usize = 6_000;
+    let mut world = World::new(2);
+    world.complete();
+    for first in (0..KEYS).step_by(1_000) {
+        let keys = (first..first + 1_000).flat_map(|key| [format!("key:{key}"), "v".to_owned()]);
+        let words: Vec<String> = ["MSET".to_owned()].into_iter().chain(keys).collect();
+        world.send(0, &array(words.into_iter()));
+        let members = (first..first + 1_000).map(|member| format!("member:{member}"));
+        let words: Vec<String> = ["SADD".to_owned(), "set".to_owned()].into_iter().chain(members).collect();
+        world.send(0, &array(words.into_iter()));
+    }
+    for key in ["one", "other"] {
+        world.send(0, &array(["SET", key, &"ab".repeat(400)].map(str::to_owned).into_iter()));
+    }
+    world.take(0);
+    for (count, command, reply) in [
+        (500, "KEYS nothing*\r\n", "*0\r\n"),
+        (8, "SUNIONSTORE to set\r\n", ":6000\r\n"),
+        (20, "SCARD set\r\nSDIFF set set\r\n", ":6000\r\n*0\r\n"),
+        (20, "MULTI\r\nSDIFF set set\r\nSDIFF set set\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n*0\r\n*0\r\n"),
+        (20, "LCS one other LEN\r\n", ":800\r\n"),
+        (20, "MULTI\r\nLCS one other LEN\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n*1\r\n:800\r\n"),
+    ] {
+        world.receive(0, &command.repeat(count));
+        let (mut told, mut turns) = (String::new(), 0);
+        loop {
+            world.receive(1, "PING\r\n");
+            assert_eq!(world.take_batch(1).as_deref(), Some("+PONG\r\n"), "{command:?}");
+            while let Some(batch) = world.take_batch(0) {
+                told.push_str(&batch);
+            }
+            if told.len() >= reply.len() * count {
+                break;
+            }
+            turns += 1;
+            assert!(turns <= 4 * count, "{command:?} does not go on");
+            world.end_one_turn();
+        }
+        assert!(told == reply.repeat(count), "{command:?}: {}", &told[..told.len().min(400)]);
+        // A turn's share is three of these at most.
+        assert!(turns >= count / 4 - 1, "{command:?}: {turns} turns for {count}");
+        world.end_turn();
+    }
+    // Commands that cost little are not told from others.
+    world.receive(0, &"STRLEN one\r\n".repeat(1_000));
+    assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
 }

@@ -26,6 +26,7 @@ use self::top::Top;
 pub(crate) use self::top::bytes_of_leaf;
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
+use crate::work;
 
 /// Leaves that were taken out. Their memory is given back in steps, and counts until then.
 #[derive(Debug)]
@@ -454,7 +455,13 @@ impl Index {
             let Some((first, leaf)) = leaf_of(&top, &from) else { return };
             let leaf = lock(leaf);
             let start = leaf.find(&from).unwrap_or_else(|at| at);
-            if !leaf.entries(start).all(|entry| take(&entry)) {
+            let mut visited = 0;
+            let goes_on = leaf.entries(start).all(|entry| {
+                visited += 1;
+                take(&entry)
+            });
+            work::add(visited);
+            if !goes_on {
                 return;
             }
             let Some((next, _)) = top.behind(first) else { return };
@@ -472,6 +479,7 @@ impl Index {
             let mut next: Option<&[u8]> = None;
             for _ in 0..LEAVES_AT_ONCE {
                 let Some((_, numbered)) = leaves.next() else { return };
+                work::add(1);
                 next = leaves.peek().map(|(first, _)| *first);
                 if !take(&lock(&numbered.leaf), next) {
                     return;
@@ -556,6 +564,7 @@ impl Index {
                     found.push((of_key, at));
                 }
             }
+            work::add(found.len() as u64 + 1);
             // Those of one hash are shown together.
             let mut hashes: Vec<u16> = found.iter().map(|(hash, _)| *hash).collect();
             hashes.sort_unstable();
@@ -584,6 +593,7 @@ impl Index {
         for _ in 0..DRAWS_MAX {
             let number = lowest + (random() % numbers) as u32;
             let Some(numbered) = top.firsts().get(&number).and_then(|first| top.get(first)) else { continue };
+            work::add(1);
             let leaf = lock(&numbered.leaf);
             // All leaves are drawn from as if they had the same length, so that keys of a short one are not likelier.
             let places = if top.len() == 1 { leaf.len() } else { leaf.len().max(ENTRIES_MAX) };
@@ -598,6 +608,7 @@ impl Index {
         let before = top.leaves().take_while(|(first, _)| *first < from);
         for (_, numbered) in top.leaves_from(from).chain(before) {
             let leaf = lock(&numbered.leaf);
+            work::add(leaf.len() as u64);
             if let Some(taken) = leaf.entries(0).find_map(|entry| take(&entry)) {
                 return Some(taken);
             }
