@@ -177,7 +177,7 @@ impl Uncommitted {
     /// To be called once a second: forgets files that are gone, and brings those to the medium that came here long ago.
     pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool, sync: impl Fn(&OwnedFd) -> Result<()>) {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
-        let looks = now % LOOK_SECONDS == 0;
+        let looks = now.is_multiple_of(LOOK_SECONDS);
         let mut due = Vec::new();
         lock(&self.files).take_if(|handle, file| {
             let is_old = now - file.since >= AGE_SECONDS;
