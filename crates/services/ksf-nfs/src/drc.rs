@@ -15,9 +15,8 @@
 //!
 //! **What a request is known by** ([`RequestKey`]): the client's address, the xid, program and procedure, and a checksum
 //! of the credential (without its stamp) and of the arguments. The credential has the name of the client's machine, so two
-//! clients behind one address are told apart by it, and where their names are the same by xid and arguments. For
-//! datagrams the address has its port, because a client keeps the port for as long as it sends a datagram again.
-//! For streams it has none: a client that lost its connection asks again from another port. A credential that names no
+//! clients behind one address are told apart by it, and where their names are the same by xid and arguments. The
+//! address has no port: a client that lost its connection asks again from another one. A credential that names no
 //! machine (AUTH_NONE) tells too little for that. Its reply serves another connection only once the first one has ended
 //! ([`Origin`]).
 //!
@@ -63,24 +62,17 @@ const CHECKED_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientAddress {
     ip: IpAddr,
-    /// Of datagrams alone; 0 for streams.
-    port: u16,
 }
 
 impl ClientAddress {
     /// The sender of a request that came by a stream.
     pub fn of_stream(address: SocketAddr) -> Self {
-        Self { ip: address.ip().to_canonical(), port: 0 }
+        Self { ip: address.ip().to_canonical() }
     }
 
     /// A sender without an address, on a Unix socket of this machine.
     pub fn of_this_machine() -> Self {
-        Self { ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED), port: 0 }
-    }
-
-    /// The sender of a datagram.
-    pub fn of_datagram(address: SocketAddr) -> Self {
-        Self { ip: address.ip().to_canonical(), port: address.port() }
+        Self { ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED) }
     }
 }
 

@@ -22,9 +22,6 @@ use crate::wire::{put_attr, put_status};
 /// Version of NFS, and of MOUNT, that is served.
 pub(crate) const VERSION: u32 = 3;
 
-/// Most bytes that a reply, or the data of a WRITE, have in a datagram: with what is around them it must stay below 64 KiB.
-const DATAGRAM_TRANSFER_BYTES_MAX: u32 = 32 << 10;
-
 /// What requests need while they are carried out. It has no lanes: a lane that gave up the last of them would wait for itself.
 pub(crate) struct Core {
     pub(crate) fs: Fs,
@@ -103,12 +100,16 @@ impl ShardProgram for NfsProgram {
 
     fn call(&self, (): &mut (), origin: &mut Origin, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
         let started = Instant::now();
+        let peer = call.peer();
+        if matches!(peer, Peer::Udp(_)) {
+            // A reply would be many times as long as the call, whose sender nobody has checked.
+            return reply.error(ProcError::ProgUnavail);
+        }
         let Some(procedure) = Procedure::of(call.procedure) else { return reply.error(ProcError::ProcUnavail) };
         if procedure == Procedure::Null {
             self.core.counters.answered(procedure, Status::OK, started.elapsed());
             return reply.void();
         }
-        let peer = call.peer();
         let sender = Sender::of(peer);
         let refuse = |status, reply: RpcReply<'_, '_>| {
             self.core.counters.answered(procedure, status, started.elapsed());
@@ -133,14 +134,10 @@ impl ShardProgram for NfsProgram {
                 Ok(())
             });
         }
-        request.bound(match peer {
-            Peer::Udp(_) => self.core.transfer_bytes_max.min(DATAGRAM_TRANSFER_BYTES_MAX),
-            _ => self.core.transfer_bytes_max,
-        });
+        request.bound(self.core.transfer_bytes_max);
         let (answered, way) = reply.defer_for(request.results_bytes_max());
         let (way, ticket) = if procedure.changes() {
             let client = match peer {
-                Peer::Udp(address) => ClientAddress::of_datagram(address),
                 Peer::Tcp(address) => ClientAddress::of_stream(address),
                 _ => ClientAddress::of_this_machine(),
             };

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use ksf::engine::EngineKind;
 
 use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, wcc, write_args};
-use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
+use ksf_proto::oncrpc::{Accepted, MOUNT_PROGRAM, NFS_PROGRAM, Reply, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 
@@ -476,8 +476,9 @@ fn arguments_that_cannot_be_decoded_are_garbage() {
     serving.stop();
 }
 
+/// A datagram's sender is not checked, so what answers it must be short.
 #[test]
-fn the_same_goes_by_datagrams() {
+fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
     let place = Place::new();
     fs::write(place.path("file"), vec![7; 100_000]).unwrap();
     let serving = place.serve();
@@ -485,16 +486,22 @@ fn the_same_goes_by_datagrams() {
     let root = client.mnt(&place.path("")).unwrap();
     let file = client.lookup(&root, "file");
     let socket = ksf_test::stream::datagrams(serving.udp());
-    let message = client.message(NFS_PROGRAM, 3, 6, &read_args(&file, 0, 1 << 20));
-    socket.send(&message).unwrap();
     let mut buffer = vec![0; 65_536];
-    let length = socket.recv(&mut buffer).unwrap();
-    let reply = ksf_proto::oncrpc::Reply::parse(&buffer[..length]).unwrap();
-    let (status, rest) = split(reply.results);
-    assert_eq!(status, OK);
-    let mut r = XdrReader::new(&rest);
-    Attr::read_option(&mut r).unwrap();
-    assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (32 << 10, false), "what fits into a datagram");
-    assert_eq!(r.opaque(u32::MAX).unwrap(), vec![7; 32 << 10]);
+    let mut ask = |message: &[u8]| {
+        socket.send(message).unwrap();
+        let length = socket.recv(&mut buffer).unwrap();
+        let reply = Reply::parse(&buffer[..length]).unwrap();
+        (reply.status, reply.results.to_vec())
+    };
+    let unavailable = ReplyStatus::Accepted(Accepted::ProgUnavail);
+    for (procedure, args) in [(0, Vec::new()), (6, read_args(&file, 0, 1 << 20)), (99, Vec::new())] {
+        assert_eq!(ask(&client.message(NFS_PROGRAM, 3, procedure, &args)), (unavailable, Vec::new()));
+    }
+    let mut path = Vec::new();
+    path.put_opaque(place.path("").to_str().unwrap().as_bytes());
+    let (status, results) = ask(&client.message(MOUNT_PROGRAM, 3, 1, &path));
+    let (mounted, rest) = split(&results);
+    assert_eq!((status, mounted), (ReplyStatus::Accepted(Accepted::Success), OK));
+    assert_eq!(XdrReader::new(&rest).opaque(64).unwrap(), root);
     serving.stop();
 }

@@ -57,6 +57,9 @@ impl<'a> Deref for RpcCall<'a> {
 /// Why a procedure has no results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProcError {
+    /// The program is not served over this transport: PROG_UNAVAIL.
+    #[error("no such program over this transport")]
+    ProgUnavail,
     /// The program has no such procedure: PROC_UNAVAIL.
     #[error("no such procedure")]
     ProcUnavail,
@@ -76,6 +79,7 @@ impl ProcError {
     /// What it is on the wire.
     pub const fn status(self) -> ReplyStatus {
         match self {
+            Self::ProgUnavail => ReplyStatus::Accepted(Accepted::ProgUnavail),
             Self::ProcUnavail => ReplyStatus::Accepted(Accepted::ProcUnavail),
             Self::GarbageArgs => ReplyStatus::Accepted(Accepted::GarbageArgs),
             Self::SystemErr => ReplyStatus::Accepted(Accepted::SystemErr),

@@ -16,6 +16,7 @@ use ksf::server::ListenerInfo;
 use ksf_fs::{FsCounters, FsOptions, HandleSource, Identities, LaneOptions};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_services::rpc::RpcService;
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
@@ -143,7 +144,8 @@ impl ServiceKind for NfsServer {
         let programs = nfs.programs().map_err(|error| Failure::new(Status::Internal, error.to_string()))?;
         let service = Arc::new(RpcService::new(launch.name(), programs.clone()));
         let mut running = launch.serve_on_shards(service)?.start(())?;
-        let registration = self.rpcbind.then(|| register(&programs, running.listeners())).transpose()?;
+        let registration =
+            self.rpcbind.then(|| register(&programs, running.listeners(), &[NFS_PROGRAM])).transpose()?;
         let lines = self.lines(&running.name, &nfs, running.listeners());
         running.ready.splice(0..0, lines);
         if nfs.identities() == Identities::Own {

@@ -104,7 +104,7 @@ impl ServiceKind for Rpc {
         if !self.rpcbind {
             return Ok(running);
         }
-        let registration = register(&self.programs, running.listeners())?;
+        let registration = register(&self.programs, running.listeners(), &[])?;
         Ok(running.with_state(Registered { registration: Some(registration) }))
     }
 }
@@ -133,11 +133,19 @@ fn kernel_programs(table: &ProgramTable) -> Vec<(u32, u32, u32)> {
     programs
 }
 
-/// Tells rpcbind where the programs are.
-pub(super) fn register(table: &ProgramTable, listeners: &[ListenerInfo]) -> Result<Registration, Failure> {
+/// Tells rpcbind where the programs are; `streams_only` are those that are not served over UDP.
+pub(super) fn register(
+    table: &ProgramTable,
+    listeners: &[ListenerInfo],
+    streams_only: &[u32],
+) -> Result<Registration, Failure> {
     let entries = listeners.iter().flat_map(|listener| match &listener.addr {
         ListenAddr::Tcp(address) => rpcbind::entries(table, *address, true),
-        ListenAddr::Udp(address) => rpcbind::entries(table, *address, false),
+        ListenAddr::Udp(address) => {
+            let mut entries = rpcbind::entries(table, *address, false);
+            entries.retain(|entry| !streams_only.contains(&entry.program));
+            entries
+        }
         _ => Vec::new(),
     });
     Registration::new(&RpcbindEndpoint::local_defaults(), entries.collect()).map_err(|error| {
