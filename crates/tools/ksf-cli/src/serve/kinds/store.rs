@@ -253,6 +253,9 @@ fn options(log_bytes: u64, shards: usize) -> DiskOptions {
     DiskOptions { logs, segment_bytes, places, ..DiskOptions::default() }
 }
 
+/// Longest password: with what is around it, also as base64, it fits into what a client may send before it has told it.
+const PASSWORD_BYTES_MAX: usize = 8 << 10;
+
 fn read_password(path: &Path) -> Result<Vec<u8>, Failure> {
     let read = fs::read(path).map_err(|error| {
         Failure::new(Status::of_input(&error), format!("cannot read the password in {}: {error}", path.display()))
@@ -261,6 +264,12 @@ fn read_password(path: &Path) -> Result<Vec<u8>, Failure> {
     if password.is_empty() {
         return Err(Failure::new(Status::Data, format!("the password in {} is empty", path.display()))
             .remedy("write one, or leave out --password-file: then only this machine is served"));
+    }
+    if password.len() > PASSWORD_BYTES_MAX {
+        let (path, bytes) = (path.display(), password.len());
+        return Err(Failure::new(Status::Data, format!("the password in {path} has {bytes} bytes")).remedy(format!(
+            "write one of at most {PASSWORD_BYTES_MAX} bytes: before it was told, a client may send little more"
+        )));
     }
     Ok(password.to_vec())
 }
@@ -306,6 +315,20 @@ fn explain(error: DiskError) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn password_that_no_client_could_tell_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        for (password, is_taken) in [
+            ("x".repeat(PASSWORD_BYTES_MAX), true),
+            ("x".repeat(PASSWORD_BYTES_MAX + 1), false),
+            (String::new(), false),
+        ] {
+            fs::write(&path, format!("{password}\n")).unwrap();
+            assert_eq!(read_password(&path).ok(), is_taken.then(|| password.into_bytes()));
+        }
+    }
 
     #[test]
     fn a_log_has_as_many_bytes_as_were_asked_for() {
