@@ -6,7 +6,7 @@ use crate::error::FsError;
 use crate::handle::Handle;
 
 /// What `statx` is asked for.
-pub(crate) const ASKED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+pub(crate) const ASKED: StatxFlags = StatxFlags::BASIC_STATS;
 
 /// A point in time since 1970, to the nanosecond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,8 +75,6 @@ pub struct Attr {
     pub size: u64,
     /// Bytes that it takes on the medium.
     pub used: u64,
-    /// The size that reads and writes should have, in bytes.
-    pub block_bytes: u32,
     /// Major and minor number of a device; zeros for others.
     pub device: (u32, u32),
     /// The export, and the part of it if the file system has several with inode numbers of their own (btrfs subvolumes).
@@ -89,8 +87,6 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of content or attributes.
     pub ctime: Time,
-    /// When it was made, if the file system knows.
-    pub btime: Option<Time>,
 }
 
 impl Attr {
@@ -102,7 +98,6 @@ impl Attr {
             FileType::of(RawType::from_raw_mode(RawMode::from(stat.stx_mode))).unwrap_or(FileType::CharDevice);
         let device = (stat.stx_dev_major, stat.stx_dev_minor);
         let part = if device == root_device { 0 } else { (device.0 << 20) ^ device.1 ^ 0x8000_0000 };
-        let has_btime = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
         Self {
             file_type,
             mode: mode & 0o7777,
@@ -111,14 +106,12 @@ impl Attr {
             gid: stat.stx_gid,
             size: stat.stx_size,
             used: stat.stx_blocks.saturating_mul(512),
-            block_bytes: stat.stx_blksize,
             device: (stat.stx_rdev_major, stat.stx_rdev_minor),
             fsid: u64::from(export_id) << 32 | u64::from(part),
             fileid: stat.stx_ino,
             atime: stat.stx_atime.into(),
             mtime: stat.stx_mtime.into(),
             ctime: stat.stx_ctime.into(),
-            btime: has_btime.then(|| stat.stx_btime.into()),
         }
     }
 

@@ -169,14 +169,12 @@ mod tests {
             gid: 0,
             size,
             used: 0,
-            block_bytes: 4096,
             device: (0, 0),
             fsid: 1,
             fileid: 2,
             atime: time,
             mtime: time,
             ctime: time,
-            btime: None,
         }
     }
 

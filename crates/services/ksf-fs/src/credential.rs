@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::export::ExportOptions;
 
 /// Supplementary groups that the kernel takes, at most (NGROUPS_MAX).
-const GROUPS_MAX: usize = 65_536;
+pub(crate) const GROUPS_MAX: usize = 65_536;
 
 /// Which callers an export takes for its anonymous user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,6 @@ pub enum Squash {
 /// The caller, as the wire names it.
 #[derive(Clone, Debug)]
 pub struct Credential {
-    pub(crate) client: u64,
     unix: Option<Unix>,
 }
 
@@ -35,16 +34,15 @@ struct Unix {
 }
 
 impl Credential {
-    /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off. `client` is a number for the client machine:
-    /// what is not on the medium yet is told apart by it.
-    pub fn unix(client: u64, uid: u32, gid: u32, groups: &[u32]) -> Self {
+    /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off.
+    pub fn unix(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let groups = SmallVec::from_slice(&groups[..groups.len().min(GROUPS_MAX)]);
-        Self { client, unix: Some(Unix { uid, gid, groups }) }
+        Self { unix: Some(Unix { uid, gid, groups }) }
     }
 
     /// A caller without a name (AUTH_NONE): the anonymous user of the export.
-    pub fn anonymous(client: u64) -> Self {
-        Self { client, unix: None }
+    pub fn anonymous() -> Self {
+        Self { unix: None }
     }
 
     /// Whose groups are to be looked up for `manage_gids`; `None`: the caller is squashed anyway.
@@ -113,8 +111,8 @@ mod tests {
     #[test]
     fn squashing_takes_whom_it_says() {
         let anonymous = Identity::new(700, 701, &[]);
-        let user = Credential::unix(1, 1000, 100, &[4, 0, 5]);
-        let root = Credential::unix(1, 0, 0, &[0, 4]);
+        let user = Credential::unix(1000, 100, &[4, 0, 5]);
+        let root = Credential::unix(0, 0, &[0, 4]);
         let table = [
             (Squash::None, &user, Identity::new(1000, 100, &[4, 0, 5])),
             (Squash::None, &root, Identity::new(0, 0, &[0, 4])),
@@ -127,22 +125,22 @@ mod tests {
             assert_eq!(credential.identity(&options(squash), None), expected, "{squash:?} of {credential:?}");
         }
         for squash in [Squash::None, Squash::Root, Squash::All] {
-            assert_eq!(Credential::anonymous(1).identity(&options(squash), None), anonymous);
-            let nameless = [Credential::unix(1, u32::MAX, 5, &[]), Credential::unix(1, 5, u32::MAX, &[])];
+            assert_eq!(Credential::anonymous().identity(&options(squash), None), anonymous);
+            let nameless = [Credential::unix(u32::MAX, 5, &[]), Credential::unix(5, u32::MAX, &[])];
             nameless.iter().for_each(|it| assert_eq!(it.identity(&options(squash), None), anonymous, "{it:?}"));
         }
-        let group_zero = Credential::unix(1, 1000, 0, &[u32::MAX]);
+        let group_zero = Credential::unix(1000, 0, &[u32::MAX]);
         assert_eq!(group_zero.identity(&options(Squash::Root), None), Identity::new(1000, 701, &[]));
     }
 
     #[test]
     fn managed_groups_stand_for_those_of_the_wire() {
-        let user = Credential::unix(1, 1000, 100, &[4]);
+        let user = Credential::unix(1000, 100, &[4]);
         let identity = user.identity(&options(Squash::Root), Some(&[20, 0]));
         assert_eq!(identity, Identity::new(1000, 100, &[20, 701]));
         assert_eq!(user.user(&options(Squash::Root)), Some(1000));
         assert_eq!(user.user(&options(Squash::All)), None);
-        assert_eq!(Credential::unix(1, 0, 0, &[]).user(&options(Squash::Root)), None);
-        assert_eq!(Credential::unix(1, 0, 0, &[]).user(&options(Squash::None)), Some(0));
+        assert_eq!(Credential::unix(0, 0, &[]).user(&options(Squash::Root)), None);
+        assert_eq!(Credential::unix(0, 0, &[]).user(&options(Squash::None)), Some(0));
     }
 }

@@ -3,11 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::credential::GROUPS_MAX;
 use crate::lru::Lru;
 use crate::sys;
-
-/// Groups of one user that are kept, at most; the kernel takes as many.
-const GROUPS_MAX: usize = 65_536;
 
 /// The groups of a user, and when they were asked for.
 type Known = (Instant, Arc<[u32]>);

@@ -254,7 +254,7 @@ mod tests {
 
     fn identity(uid: u32, gid: u32, groups: &[u32]) -> Identity {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        Credential::unix(1, uid, gid, groups).identity(&options, None)
+        Credential::unix(uid, gid, groups).identity(&options, None)
     }
 
     #[test]

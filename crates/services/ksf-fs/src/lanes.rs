@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!   submit ─► queue (jobs and bytes are counted) ─► lane 1..n        a lane without its identity ends
-//!      │                                               │                          │
-//!      └── Full: stop reading ◄── on_room: read on ────┘        keeper ◄──────────┘ starts another
+//!                                                                                  │
+//!                                                              keeper ◄────────────┘ starts another
 //! ```
 //!
 //! A thread inherits identity and capabilities of the one that starts it, so none is started by a lane: the keeper does, which
@@ -25,45 +25,17 @@ use crate::lane::{Identities, Lane, LaneError};
 /// How long the keeper waits before it tries again to start a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What lanes tell when their queue has room again.
-type OnRoom = Arc<dyn Fn() + Send + Sync>;
-
-/// How many lanes there are, and what waits for them.
-#[derive(Clone)]
+/// How many lanes there are.
+#[derive(Clone, Debug)]
 pub struct LaneOptions {
     /// Threads; at least 1. More than CPUs, because they wait for disks. Default 16.
     pub threads: usize,
-    /// Jobs that wait before the queue is full. Default 1024.
-    pub queue_jobs_max: usize,
-    /// Bytes of jobs that wait before the queue is full. Default 64 MiB.
-    pub queue_bytes_max: usize,
-    /// Called on a lane when the queue was full and is below half of both limits. It must not block.
-    pub on_room: Option<OnRoom>,
 }
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        Self { threads: 16, queue_jobs_max: 1024, queue_bytes_max: 64 << 20, on_room: None }
+        Self { threads: 16 }
     }
-}
-
-impl fmt::Debug for LaneOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneOptions")
-            .field("threads", &self.threads)
-            .field("queue_jobs_max", &self.queue_jobs_max)
-            .field("queue_bytes_max", &self.queue_bytes_max)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What the giver of a job is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Load {
-    /// More jobs may come.
-    Room,
-    /// The job was taken; no more should be read until there is room.
-    Full,
 }
 
 /// Figures of the lanes.
@@ -79,10 +51,6 @@ pub struct LaneCounters {
     pub done: u64,
     /// Jobs that panicked, which ran, too.
     pub panicked: u64,
-    /// Lanes that ended because they could not go back to the server's identity.
-    pub lost: u64,
-    /// Threads that the system refused.
-    pub refused_threads: u64,
 }
 
 type Work = Box<dyn FnOnce(&mut Lane) + Send>;
@@ -107,7 +75,7 @@ impl Lanes {
     ///
     /// [`LaneError`]: there is no thread to be had, or it cannot become a lane.
     pub fn start(options: LaneOptions) -> Result<Self, LaneError> {
-        let options = LaneOptions { threads: options.threads.max(1), ..options };
+        let options = LaneOptions { threads: options.threads.max(1) };
         let shared =
             Arc::new(Shared { options, inner: Mutex::default(), work: Condvar::new(), changed: Condvar::new() });
         let mut lanes = Self { shared, keeper: None, identities: Identities::Own };
@@ -121,31 +89,22 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Puts a job into the queue, which is never refused; `bytes` is what it keeps in memory. Once told [`Load::Full`], the
-    /// caller gives no more than what it has read already, until [`Lanes::has_room`] or `on_room` tells.
+    /// Puts a job into the queue, which has no bound: the giver has one for what it reads. `bytes` is what the job keeps in memory.
     ///
     /// A job that panics is counted, and what it captured is dropped. After [`Lanes::close`] jobs are dropped.
-    pub fn submit(&self, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) -> Load {
+    pub fn submit(&self, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) {
         let job = Job { bytes, work: Box::new(job) };
         let mut inner = self.shared.lock();
         if inner.is_closed {
             drop(inner);
             // Outside of the lock: what a job captured may call back.
             drop(job);
-            return Load::Full;
+            return;
         }
         inner.bytes += job.bytes;
         inner.queue.push_back(job);
-        let is_full = self.shared.is_full(&inner);
-        inner.told_full |= is_full;
         drop(inner);
         self.shared.work.notify_one();
-        if is_full { Load::Full } else { Load::Room }
-    }
-
-    /// False while the queue is full.
-    pub fn has_room(&self) -> bool {
-        !self.shared.is_full(&self.shared.lock())
     }
 
     /// As whom operations run.
@@ -192,8 +151,6 @@ struct Shared {
 struct Inner {
     queue: VecDeque<Job>,
     bytes: usize,
-    /// The giver of jobs was told that the queue is full, and not yet that it has room.
-    told_full: bool,
     lanes: usize,
     running: usize,
     is_closed: bool,
@@ -209,14 +166,6 @@ impl fmt::Debug for Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_full(&self, inner: &Inner) -> bool {
-        inner.queue.len() >= self.options.queue_jobs_max || inner.bytes >= self.options.queue_bytes_max
-    }
-
-    fn is_below_half(&self, inner: &Inner) -> bool {
-        inner.queue.len() <= self.options.queue_jobs_max / 2 && inner.bytes <= self.options.queue_bytes_max / 2
     }
 
     /// Starts a lane and waits until it is one.
@@ -239,9 +188,7 @@ impl Shared {
             shared.changed.notify_all();
         });
         if let Err(error) = thread {
-            let mut inner = self.lock();
-            inner.lanes -= 1;
-            inner.counters.refused_threads += 1;
+            self.lock().lanes -= 1;
             return Err(LaneError::Thread(error));
         }
         let ended = || LaneError::Thread(std::io::Error::other("the thread ended at once"));
@@ -260,20 +207,13 @@ impl Shared {
             };
             inner.bytes -= job.bytes;
             inner.running += 1;
-            let tells_room = inner.told_full && self.is_below_half(&inner);
-            inner.told_full &= !tells_room;
             drop(inner);
-            if let Some(on_room) = self.options.on_room.as_ref().filter(|_| tells_room) {
-                // A panic there has printed its message; the lane goes on.
-                let _ = catch_unwind(AssertUnwindSafe(|| on_room()));
-            }
             let panicked = catch_unwind(AssertUnwindSafe(|| (job.work)(&mut lane))).is_err();
             inner = self.lock();
             inner.running -= 1;
             inner.counters.done += 1;
             inner.counters.panicked += u64::from(panicked);
             if lane.is_lost() {
-                inner.counters.lost += 1;
                 return;
             }
         }
@@ -329,7 +269,6 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
@@ -346,17 +285,14 @@ mod tests {
 
     #[test]
     fn jobs_run_on_several_lanes_at_once() {
-        let lanes = lanes(LaneOptions { threads: 3, ..LaneOptions::default() });
+        let lanes = lanes(LaneOptions { threads: 3 });
         // Passed only if three jobs run at the same time.
         let all = Arc::new(Barrier::new(4));
         for _ in 0..3 {
             let all = Arc::clone(&all);
-            assert_eq!(
-                lanes.submit(0, move |_| {
-                    all.wait();
-                }),
-                Load::Room
-            );
+            lanes.submit(0, move |_| {
+                all.wait();
+            });
         }
         all.wait();
         until(&lanes, |counters| counters.done == 3);
@@ -364,52 +300,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_is_told_and_its_room_too() {
-        for (jobs_max, bytes_max) in [(4, usize::MAX), (usize::MAX, 400)] {
-            let told = Arc::new(AtomicUsize::new(0));
-            let counted = Arc::clone(&told);
-            let on_room: OnRoom = Arc::new(move || {
-                counted.fetch_add(1, Ordering::SeqCst);
-            });
-            let options = LaneOptions {
-                threads: 1,
-                queue_jobs_max: jobs_max,
-                queue_bytes_max: bytes_max,
-                on_room: Some(on_room),
-            };
-            let lanes = lanes(options);
-            let gate = Arc::new(Barrier::new(2));
-            let (held, started) = (Arc::clone(&gate), Arc::new(Barrier::new(2)));
-            let start = Arc::clone(&started);
-            lanes.submit(0, move |_| {
-                start.wait();
-                held.wait();
-            });
-            started.wait();
-            let loads: Vec<Load> = (0..5).map(|_| lanes.submit(100, |_| ())).collect();
-            assert_eq!(loads, [Load::Room, Load::Room, Load::Room, Load::Full, Load::Full]);
-            assert!(!lanes.has_room());
-            assert_eq!((lanes.counters().queued_jobs, lanes.counters().queued_bytes), (5, 500));
-            assert_eq!(told.load(Ordering::SeqCst), 0);
-            gate.wait();
-            until(&lanes, |counters| counters.done == 6);
-            assert!(lanes.has_room());
-            assert_eq!(told.load(Ordering::SeqCst), 1);
-        }
-    }
-
-    #[test]
     fn a_job_that_panics_ends_no_lane() {
-        let lanes = lanes(LaneOptions { threads: 1, ..LaneOptions::default() });
+        let lanes = lanes(LaneOptions { threads: 1 });
         lanes.submit(0, |_| panic!("of the test"));
         lanes.submit(0, |_| ());
         until(&lanes, |counters| counters.done == 2);
-        assert_eq!((lanes.counters().panicked, lanes.counters().lost), (1, 0));
+        assert_eq!((lanes.counters().panicked, lanes.counters().lanes), (1, 1));
     }
 
     #[test]
     fn a_lane_that_lost_its_identity_is_replaced() {
-        let lanes = lanes(LaneOptions { threads: 1, ..LaneOptions::default() });
+        let lanes = lanes(LaneOptions { threads: 1 });
         let (sender, receiver) = mpsc::channel();
         for round in 0..3 {
             let sender = sender.clone();
@@ -423,12 +324,11 @@ mod tests {
         let threads: Vec<_> = receiver.iter().take(3).collect();
         assert!(threads[0] != threads[1] && threads[1] != threads[2]);
         until(&lanes, |counters| counters.done == 3 && counters.lanes == 1);
-        assert_eq!(lanes.counters().lost, 2);
     }
 
     #[test]
     fn closing_drops_what_waits_and_leaves_what_runs() {
-        let lanes = lanes(LaneOptions { threads: 1, ..LaneOptions::default() });
+        let lanes = lanes(LaneOptions { threads: 1 });
         let gate = Arc::new(Barrier::new(2));
         let (held, started) = (Arc::clone(&gate), Arc::new(Barrier::new(2)));
         let start = Arc::clone(&started);
@@ -442,7 +342,7 @@ mod tests {
         lanes.submit(10, move |_| drop(captured));
         assert_eq!(lanes.close(Instant::now()), 1);
         assert_eq!(Arc::strong_count(&dropped), 1);
-        assert_eq!(lanes.submit(0, |_| panic!("runs after the end")), Load::Full);
+        lanes.submit(0, |_| panic!("runs after the end"));
         gate.wait();
         drop(lanes);
     }

@@ -29,7 +29,7 @@ const LOCKS: usize = 1024;
 /// Bytes of a name, at most.
 const NAME_BYTES_MAX: usize = 255;
 /// Folders between an object and the root, at most: paths have 4096 bytes.
-const DEPTH_MAX: usize = 2048;
+pub(crate) const DEPTH_MAX: usize = 2048;
 
 /// How a name is looked up: in its folder, on its mount, and never through a link.
 pub(crate) const INSIDE: ResolveFlags = ResolveFlags::BENEATH

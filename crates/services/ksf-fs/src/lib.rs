@@ -43,7 +43,7 @@ pub use error::{ErrorKind, FsError};
 pub use export::{Export, ExportError, ExportOptions, HandleSource};
 pub use handle::{HANDLE_BYTES_MAX, Handle};
 pub use lane::{Identities, Lane, LaneError};
-pub use lanes::{LaneCounters, LaneOptions, Lanes, Load};
+pub use lanes::{LaneCounters, LaneOptions, Lanes};
 pub use layer::{Fs, FsCounters, FsOptions};
 pub use ops::{
     Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, PathConf, ReadDone, Stable,

@@ -130,12 +130,6 @@ pub struct FsStat {
     pub free_files: u64,
     /// Free inodes without those that are reserved for root.
     pub available_files: u64,
-    /// As in the attributes.
-    pub fsid: u64,
-    /// Bytes of a name, at most.
-    pub name_max: u32,
-    /// Bytes of a block.
-    pub block_bytes: u32,
 }
 
 /// What holds for names and links of a file system.

@@ -10,7 +10,7 @@ use ksf_fs::{
 use ksf_test::root_or_skip;
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Credential {
-    Credential::unix(u64::from(uid), uid, gid, groups)
+    Credential::unix(uid, gid, groups)
 }
 
 fn guarded(mode: u32) -> CreateHow {
@@ -164,7 +164,7 @@ fn squashed_callers_are_the_anonymous_user() {
         (Squash::Root, root(), (700, 701)),
         (Squash::Root, user(1000, 0, &[]), (1000, 701)),
         (Squash::All, user(1000, 100, &[]), (700, 701)),
-        (Squash::None, Credential::anonymous(1), (700, 701)),
+        (Squash::None, Credential::anonymous(), (700, 701)),
         (Squash::None, root(), (0, 0)),
     ] {
         on_lane(|lane| {

@@ -44,15 +44,6 @@ impl Sender {
     pub(crate) fn ip(self) -> Option<IpAddr> {
         self.address.map(|(ip, _)| ip)
     }
-
-    /// A number for the client's machine.
-    pub(crate) fn number(self) -> u64 {
-        match self.ip() {
-            None => 0,
-            Some(IpAddr::V4(ip)) => u64::from(ip.to_bits()) | 1 << 32,
-            Some(IpAddr::V6(ip)) => (ip.to_bits() >> 64) as u64 ^ ip.to_bits() as u64,
-        }
-    }
 }
 
 /// An export and its rules.
@@ -112,20 +103,5 @@ impl Exports {
             let below = roots.into_iter().find_map(|root| path.strip_prefix(root).ok())?;
             Some((exported, below.components().map(|part| PathBuf::from(part.as_os_str())).collect()))
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn machines_have_numbers() {
-        let number = |peer: &str| Sender::of(Peer::Tcp(peer.parse().unwrap())).number();
-        assert_eq!(number("10.0.0.1:5"), number("10.0.0.1:6"), "whatever the port");
-        assert_eq!(number("10.0.0.1:5"), number("[::ffff:10.0.0.1]:6"));
-        assert_ne!(number("10.0.0.1:5"), number("10.0.0.2:5"));
-        assert_ne!(number("[::1]:5"), number("[::2]:5"));
-        assert_ne!(number("0.0.0.0:5"), Sender::of(Peer::Unix).number());
     }
 }

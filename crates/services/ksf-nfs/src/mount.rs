@@ -91,10 +91,10 @@ impl MountProgram {
                 Ok(())
             });
         }
-        let caller = caller_of(sender, &call.credential);
+        let caller = caller_of(&call.credential);
         let (core, mounts) = (Arc::clone(&self.core), Arc::clone(&self.mounts));
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
-        let _ = self.lanes.submit(path_bytes(&below), move |lane| {
+        self.lanes.submit(path_bytes(&below), move |lane| {
             let found = descend(&core, lane, &caller, root, &below);
             if found.is_ok() {
                 mounts.note(sender.ip(), path);

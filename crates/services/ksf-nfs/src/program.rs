@@ -51,12 +51,12 @@ impl Core {
 }
 
 /// The caller of a request, as the file layer knows callers.
-pub(crate) fn caller_of(sender: Sender, credential: &Credential<'_>) -> Caller {
+pub(crate) fn caller_of(credential: &Credential<'_>) -> Caller {
     match credential {
-        Credential::None => Caller::anonymous(sender.number()),
+        Credential::None => Caller::anonymous(),
         Credential::Sys(sys) => {
             let groups: Vec<u32> = sys.gids.iter().collect();
-            Caller::unix(sender.number(), sys.uid, sys.gid, &groups)
+            Caller::unix(sys.uid, sys.gid, &groups)
         }
     }
 }
@@ -162,11 +162,10 @@ impl ShardProgram for NfsProgram {
         } else {
             (way, None)
         };
-        let caller = caller_of(sender, &call.credential);
+        let caller = caller_of(&call.credential);
         let core = Arc::clone(&self.core);
-        // Whether the queue of the lanes is full is no matter here: what waits is in the budgets of connection and shard, at
-        // which no further request is taken.
-        let _ = self.lanes.submit(request.bytes(), move |lane| {
+        // What waits is in the budgets of connection and shard, at which no further request is taken.
+        self.lanes.submit(request.bytes(), move |lane| {
             Job { core: &core, procedure, caller, request, way, ticket, started }.run(lane);
         });
         answered

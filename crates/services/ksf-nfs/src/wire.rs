@@ -169,14 +169,12 @@ mod tests {
             gid: 3,
             size: 4,
             used: 5,
-            block_bytes: 4096,
             device: (0, 0),
             fsid: 6,
             fileid: 7,
             atime: time,
             mtime: time,
             ctime: time,
-            btime: None,
         };
         let mut out = Vec::new();
         put_post_op_attr(&mut out, Some(&attr));

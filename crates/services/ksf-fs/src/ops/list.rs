@@ -42,8 +42,6 @@ pub struct Entry<'a> {
     pub fileid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,
-    /// What it is, if the file system tells without a look at the inode.
-    pub file_type: Option<FileType>,
     /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, and
     /// for what was removed meanwhile.
     pub found: Option<Found>,
@@ -161,7 +159,6 @@ impl Listing<'_> {
             name: name.to_bytes(),
             fileid: if is_root { self.node.attr.fileid } else { raw.ino() },
             cookie: raw.next_entry_cookie(),
-            file_type: FileType::of(raw.file_type()),
             found: if self.detail == Detail::Handles { self.found(raw, is_root) } else { None },
         }
     }

@@ -127,9 +127,6 @@ impl Fs {
                 total_files: files(stat.f_files),
                 free_files: files(stat.f_ffree),
                 available_files: files(stat.f_favail),
-                fsid: node.attr.fsid,
-                name_max: u32::try_from(stat.f_namemax).unwrap_or(u32::MAX),
-                block_bytes: u32::try_from(stat.f_bsize).unwrap_or(u32::MAX),
             }
         });
         Seen { after: Some(node.attr), result }

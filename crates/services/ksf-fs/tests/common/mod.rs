@@ -74,7 +74,7 @@ pub(crate) fn on_lane(test: impl FnOnce(&mut Lane) + Send) {
 
 #[allow(dead_code)]
 pub(crate) fn root() -> Credential {
-    Credential::unix(1, 0, 0, &[])
+    Credential::unix(0, 0, &[])
 }
 
 #[allow(dead_code)]

@@ -65,7 +65,7 @@ impl Place {
         let settings = Settings {
             exports,
             state: self.folder.path("state"),
-            lanes: LaneOptions { threads: 4, ..LaneOptions::default() },
+            lanes: LaneOptions { threads: 4 },
             fs: FsOptions::default(),
             drc: DrcLimits::default(),
             transfer_bytes_max: TRANSFER_BYTES_MAX,

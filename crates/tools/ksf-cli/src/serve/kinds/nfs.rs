@@ -135,7 +135,7 @@ impl ServiceKind for NfsServer {
         let settings = Settings {
             exports: self.exports.iter().map(|spec| spec.settings(&self.folder)).collect(),
             state,
-            lanes: LaneOptions { threads: self.lanes as usize, ..LaneOptions::default() },
+            lanes: LaneOptions { threads: self.lanes as usize },
             fs: FsOptions::default(),
             drc: DrcLimits::default(),
             transfer_bytes_max: transfer_bytes_max(message_bytes_max)?,
