@@ -33,6 +33,7 @@ mod wire;
 pub use clients::{Clients, Network};
 pub use counters::ProcedureCounts;
 pub use exports::ExportSettings;
+pub use ksf_proto::oncrpc::NFS_PROGRAM;
 pub use procedure::Procedure;
 pub use server::{ExportInfo, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
 pub use status::Status;
