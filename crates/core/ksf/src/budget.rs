@@ -1,27 +1,40 @@
 //! Memory that the peers of one shard can make grow, and the order in which they go on when it is short.
 //!
-//! Two sums are kept, each with a limit:
+//! One sum is kept ([`Budget::bytes`]). Each of its parts has a limit:
 //!
 //! * **input**: messages that arrived in part, and chunks put aside ([`Limits::assembly_bytes_max`]);
 //! * **replies**: requests in work, replies held back, replies queued, and what waits for outgoing connections
-//!   ([`Limits::shard_bytes_max`]).
+//!   ([`Limits::shard_bytes_max`], together with the sessions);
+//! * **sessions**: what services keep of their peers between messages ([`SessionState::bytes`](crate::service::SessionState::bytes)),
+//!   at most half of that limit, so that there is always room for replies.
 //!
-//! Above the limit for input a connection with an unfinished message is not read. So that such connections do not wait
-//! for each other for ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A
-//! peer that holds a pass and sends nothing in [`Limits::pressure_timeout_ms`] is closed. One that sends less than 64 KiB,
-//! and not its message's end, waits for another turn; of its message's time ([`Limits::assembly_timeout_ms`]) its turns
-//! count. In both cases the pass goes on.
+//! A connection at a message boundary is always read: a request that arrives whole needs no memory. Above the limit for
+//! input a connection with an unfinished message is not read. So that such connections do not wait for each other for
+//! ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A peer that holds a pass
+//! and sends nothing in [`Limits::pressure_timeout_ms`] is closed. One that sends less than 64 KiB, and not its message's
+//! end, waits for another turn; of its message's time ([`Limits::assembly_timeout_ms`]) its turns count. In both cases the
+//! pass goes on.
 //!
-//! What a connection receives in the turn in which it stops cannot be given back to its socket: it is put aside, and
-//! counted. Above twice the limit the shard is *overfull*: no connection without a pass is read, so that each adds no
-//! more than what was on its way. That ends at one and a half times the limit.
+//! What a connection receives in the turn in which it stops cannot be given back to its socket: it is taken in, and
+//! counted. Above twice the limit the shard is *overfull*: of the connections with an unfinished message only those with
+//! a pass are read, and the others 4 KiB at a time. That ends at one and a half times the limit.
+//!
+//! While replies and sessions have more than half of their limit, the shard asks the service before a message is handed
+//! over how long its reply may become (`reply_bytes`). A message whose reply fits, or is short, goes on. Others wait in
+//! the order in which they came, also those of connections that owe nothing, until there is room. One of them at a time
+//! goes on without ([`Budget::next_to_proceed`]), and keeps this place until its peer has taken the reply.
+//!
+//! Passes alone would make everyone wait for each silent peer in turn. So while memory is short the shard also looks for
+//! peers that keep an unfinished message and have sent nothing for `pressure_timeout_ms`, with nothing of theirs left in
+//! the socket. It closes them, strangers first and then those with the most bytes, until half of the limit is free
+//! ([`Budget::keeps_too_much`]). The time of the others does not depend on the number of silent peers.
 
 use std::collections::VecDeque;
 use std::mem;
 
 use crate::cutter::Room;
 use crate::limits::Limits;
-use crate::service::ConnKey;
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES};
 
 /// Connections that are read at the same time although memory is short. Each may exceed the limit by one message.
 pub const PASSES: usize = 8;
@@ -31,12 +44,31 @@ pub const PASSES: usize = 8;
 pub struct Budget {
     input_bytes: usize,
     reply_bytes: usize,
+    session_bytes: usize,
+    /// The most that the sum was since the owner returned memory.
+    most_bytes: usize,
+    /// Connections whose next message waits for room for its reply, with the bytes of that.
+    for_replies: VecDeque<(ConnKey, usize)>,
+    /// A connection that went on though there was no room for its reply, and has not sent it.
+    reply_pass: Option<ConnKey>,
+    /// The connection that was told last to go on with a long reply.
+    reply_turn: Option<ConnKey>,
     passes: Passes,
     /// The connection that was told last to go on.
     tried: Option<ConnKey>,
     /// What was left of the memory when that was too little for the one that tried to go on without a pass.
     too_little_bytes: usize,
     overfull: bool,
+}
+
+/// A peer that keeps an unfinished message and sends nothing. In the order in which a shard closes them, the last one
+/// first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Silent {
+    /// It has not told who it is: [`SessionState::is_stranger`](crate::service::SessionState::is_stranger).
+    pub is_stranger: bool,
+    /// Memory of the unfinished message.
+    pub bytes: usize,
 }
 
 /// Connections that are not read because memory is short, and the number of those that are read all the same. The
@@ -98,7 +130,109 @@ impl Budget {
         self.reply_bytes
     }
 
-    /// True while no connection is read but those that hold a pass.
+    /// Bytes that services keep of their peers between messages.
+    pub fn session_bytes(&self) -> usize {
+        self.session_bytes
+    }
+
+    /// All bytes that the peers of the shard made it keep.
+    pub fn bytes(&self) -> usize {
+        self.input_bytes + self.reply_bytes + self.session_bytes
+    }
+
+    /// The most that [`Budget::bytes`] was since [`Budget::forget_most`].
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.most_bytes.max(self.bytes())
+    }
+
+    /// The freed memory was returned.
+    pub(crate) fn forget_most(&mut self) {
+        self.most_bytes = self.bytes();
+    }
+
+    fn note_most(&mut self) {
+        self.most_bytes = self.most_bytes();
+    }
+
+    /// Bytes that one session may add, which keeps `kept` already; `limits` are those of its listener.
+    pub(crate) fn session_room(&self, kept: usize, limits: &Limits, shard_limits: &Limits) -> usize {
+        let own = limits.connection_bytes_max.max(limits.message_bytes_max).saturating_sub(kept);
+        own.min((shard_limits.shard_bytes_max / 2).saturating_sub(self.session_bytes))
+    }
+
+    /// Replaces what one connection has counted among the sessions.
+    pub(crate) fn recount_session(&mut self, before: usize, after: usize) {
+        self.session_bytes = self.session_bytes - before + after;
+        self.note_most();
+    }
+
+    /// True if it matters how long a reply may become.
+    #[inline]
+    pub(crate) fn asks_for_replies(&self, limits: &Limits) -> bool {
+        self.reply_bytes + self.session_bytes > limits.shard_bytes_max / 2
+    }
+
+    fn fits_reply(&self, bytes: usize, limits: &Limits) -> bool {
+        (self.reply_bytes + self.session_bytes).saturating_add(bytes) <= limits.shard_bytes_max
+    }
+
+    /// True if the message of a connection may be handed over whose reply may have so many bytes. Else
+    /// [`Budget::next_to_proceed`] names the connection when it may.
+    pub(crate) fn admits_reply(&mut self, key: ConnKey, bytes: usize, limits: &Limits) -> bool {
+        let is_turn = self.reply_turn.take_if(|turn| *turn == key).is_some();
+        if bytes <= EXPECTED_REPLY_BYTES || self.reply_pass == Some(key) {
+            return true;
+        }
+        if is_turn || self.for_replies.is_empty() {
+            if self.fits_reply(bytes, limits) {
+                return true;
+            }
+            if self.reply_pass.is_none() {
+                self.reply_pass = Some(key);
+                return true;
+            }
+        }
+        match is_turn {
+            true => self.for_replies.push_front((key, bytes)),
+            false => self.for_replies.push_back((key, bytes)),
+        }
+        false
+    }
+
+    /// A connection owes nothing, or ends: the place without room goes to another one, if it has that.
+    #[inline]
+    pub(crate) fn return_reply_pass(&mut self, key: ConnKey) {
+        if self.reply_pass == Some(key) {
+            self.reply_pass = None;
+        }
+    }
+
+    /// True if this connection was told to go on with its message.
+    pub(crate) fn is_reply_turn(&self, key: ConnKey) -> bool {
+        self.reply_turn == Some(key)
+    }
+
+    /// That connection went on, or waits again.
+    pub(crate) fn end_reply_turn(&mut self) {
+        self.reply_turn = None;
+    }
+
+    fn may_reply(&self, limits: &Limits) -> bool {
+        let next = self.for_replies.front();
+        next.is_some_and(|(_, bytes)| self.reply_pass.is_none() || self.fits_reply(*bytes, limits))
+    }
+
+    /// True while connections wait for memory, or the shard is overfull: the owner looks for silent peers then.
+    pub fn is_short(&self) -> bool {
+        self.overfull || self.passes.waiting() > 0
+    }
+
+    /// True while silent peers are closed: unfinished messages keep more than half of their limit.
+    pub fn keeps_too_much(&self, limits: &Limits) -> bool {
+        self.input_bytes > limits.assembly_bytes_max / 2
+    }
+
+    /// True while no connection with an unfinished message is read but those that hold a pass.
     pub fn is_overfull(&self) -> bool {
         self.overfull
     }
@@ -117,8 +251,13 @@ impl Budget {
     /// The next connection that may go on after it was not read for lack of memory: the owner calls
     /// [`Connection::proceed`](crate::connection::Connection::proceed) on it, if it still exists.
     pub fn next_to_proceed(&mut self, limits: &Limits) -> Option<ConnKey> {
-        self.tried = if self.may_proceed(limits) { self.passes.take_next() } else { None };
-        if self.waiting() == 0 {
+        let next_reply = if self.may_reply(limits) { self.for_replies.pop_front() } else { None };
+        self.reply_turn = next_reply.map(|(key, _)| key);
+        if self.reply_turn.is_some() {
+            return self.reply_turn;
+        }
+        self.tried = if self.may_be_read(limits) { self.passes.take_next() } else { None };
+        if self.passes.waiting() == 0 {
             // What was too little for those that waited may be enough for those that come.
             self.too_little_bytes = 0;
         }
@@ -128,20 +267,25 @@ impl Budget {
     /// True if there is a connection that may go on: with a pass, or because more memory is left than the last one found
     /// too little. Otherwise all of them would try again in every turn.
     pub(crate) fn may_proceed(&self, limits: &Limits) -> bool {
-        self.waiting() > 0 && (self.passes.is_left() || self.left_bytes(limits) > self.too_little_bytes)
+        self.may_reply(limits) || self.may_be_read(limits)
+    }
+
+    fn may_be_read(&self, limits: &Limits) -> bool {
+        self.passes.waiting() > 0 && (self.passes.is_left() || self.left_bytes(limits) > self.too_little_bytes)
     }
 
     fn left_bytes(&self, limits: &Limits) -> usize {
         limits.assembly_bytes_max.saturating_sub(self.input_bytes)
     }
 
-    /// Connections that wait for memory.
+    /// Connections that wait for memory, to be read or to be answered.
     pub fn waiting(&self) -> usize {
-        self.passes.waiting()
+        self.passes.waiting() + self.for_replies.len()
     }
 
     /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
     pub(crate) fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
+        self.for_replies.retain(|(key, _)| exists(*key));
         self.passes.forget_ended(exists);
     }
 
@@ -173,6 +317,7 @@ impl Budget {
     /// Counts input that is here, whether there is room or not.
     pub(crate) fn add_input(&mut self, bytes: usize) {
         self.input_bytes += bytes;
+        self.note_most();
     }
 
     pub(crate) fn remove_input(&mut self, bytes: usize) {
@@ -182,6 +327,7 @@ impl Budget {
     /// Replaces what one connection has counted among the replies.
     pub(crate) fn recount_replies(&mut self, before: usize, after: usize) {
         self.reply_bytes = self.reply_bytes - before + after;
+        self.note_most();
     }
 }
 
@@ -189,20 +335,26 @@ impl Budget {
 pub(crate) struct InputRoom<'a> {
     pub(crate) budget: &'a mut Budget,
     pub(crate) limit_bytes: usize,
-    pub(crate) has_pass: bool,
+    /// Memory is given although it is short: for a pass, and for bytes that are received already.
+    pub(crate) grants_all: bool,
 }
 
 impl Room for InputRoom<'_> {
     fn grow(&mut self, bytes: usize) -> bool {
-        let granted = self.has_pass || self.budget.input_bytes.saturating_add(bytes) <= self.limit_bytes;
+        let granted = self.grants_all || self.fits(bytes);
         if granted {
             self.budget.input_bytes += bytes;
+            self.budget.note_most();
         }
         granted
     }
 
     fn shrink(&mut self, bytes: usize) {
         self.budget.input_bytes -= bytes;
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.budget.input_bytes.saturating_add(bytes) <= self.limit_bytes
     }
 }
 

@@ -95,6 +95,11 @@ impl Buffers {
         class_of(bytes).map_or_else(|| bytes.next_multiple_of(ALIGN_BYTES), |class| CLASS_BYTES_MIN << class)
     }
 
+    /// Frees the buffers that are kept for later.
+    pub fn free_kept(&self) {
+        self.0.free.iter().for_each(|class| while class.pop().is_some() {});
+    }
+
     /// Free buffers that are kept now, over all classes.
     pub fn kept(&self) -> usize {
         self.0.free.iter().map(ArrayQueue::len).sum()
@@ -358,6 +363,8 @@ mod tests {
         assert_eq!(buffers.kept(), 4);
         drop(buffers.take(CLASS_BYTES_MAX + 1));
         assert_eq!(buffers.kept(), 4);
+        buffers.free_kept();
+        assert_eq!(buffers.kept(), 0);
     }
 
     #[test]

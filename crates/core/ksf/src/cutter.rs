@@ -33,6 +33,13 @@ pub trait Room {
 
     /// `bytes` are kept no longer.
     fn shrink(&mut self, bytes: usize);
+
+    /// False if `bytes` more would leave too little for others. The cutter then returns the pages of a used buffer that it
+    /// does not need before it asks for room.
+    fn fits(&self, bytes: usize) -> bool {
+        let _ = bytes;
+        true
+    }
 }
 
 /// What comes next in the stream.
@@ -77,6 +84,8 @@ struct Unfinished {
     started: Time,
     /// Nothing of the message is there: it has the rest of what came before.
     awaited: bool,
+    /// Arrival of its last bytes.
+    heard: Time,
     /// Memory counted with the owner's room: the pages that the buffer takes, and the headers that are kept.
     charged_bytes: usize,
     /// Bytes copied since the owner asked last.
@@ -169,6 +178,23 @@ impl Cutter {
         }
     }
 
+    /// When the last bytes of the unfinished message arrived; `None` at a message boundary.
+    pub(crate) fn heard(&self) -> Option<Time> {
+        self.unfinished.as_ref().filter(|unfinished| !unfinished.is_none()).map(|unfinished| unfinished.heard)
+    }
+
+    /// Bytes of the unfinished message arrived now, or wait to be received.
+    pub(crate) fn note_heard(&mut self, now: Time) {
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.heard = now;
+        }
+    }
+
+    /// Memory that the unfinished message takes of the owner's room.
+    pub(crate) fn charged_bytes(&self) -> usize {
+        self.unfinished.as_ref().map_or(0, |unfinished| unfinished.charged_bytes)
+    }
+
     /// Bytes of the unfinished message that are kept.
     pub fn unfinished_bytes(&self) -> usize {
         self.unfinished.as_ref().map_or(0, |unfinished| unfinished.kept_bytes())
@@ -258,6 +284,7 @@ impl Cutter {
             if !std::mem::take(&mut unfinished.awaited) {
                 unfinished.started = now;
             }
+            unfinished.heard = now;
             // This is called for parts without a body, too, which are complete as soon as they begin.
             if let Some(message) = unfinished.finish_part(room) {
                 return Ok(Cut::Assembled(message));
@@ -409,6 +436,10 @@ impl Unfinished {
     fn take(&mut self, bytes: usize, filled: usize, room: &mut impl Room, buffers: &Buffers) -> Option<Buffer> {
         let mut buffer = buffers.take(bytes);
         // One that was used before has the pages that were written then.
+        let touched_bytes = buffer.touched_bytes();
+        if touched_bytes > filled && !room.fits(touched_bytes) {
+            buffer.forget();
+        }
         let granted = self.charge(filled.max(buffer.touched_bytes()), room)
             || buffer.touched_bytes() > filled && buffer.forget() && self.charge(filled, room);
         granted.then_some(buffer)

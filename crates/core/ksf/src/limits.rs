@@ -35,8 +35,8 @@ pub struct Limits {
     /// its reply may exceed it. Replies that were not announced close the connection at twice the budget.
     pub connection_bytes_max: usize,
     /// The same for all connections of a shard together, outgoing ones included. At the budget a connection that has
-    /// something in it waits until its own share is gone, and a socket of datagrams with deferred replies, or replies behind
-    /// gates, is not read.
+    /// something in it waits until its own share is gone. Half of it may be states of sessions. A socket of datagrams with deferred replies, or replies behind
+    /// gates, is not read at the budget.
     pub shard_bytes_max: usize,
     /// Connections per server; a further one is accepted and closed at once.
     pub connections_max: usize,

@@ -13,7 +13,7 @@ use crate::framing::Frame;
 use crate::gates::Gate;
 use crate::limits::Limits;
 use crate::pool::Chunk;
-use crate::service::{Message, Peer, Pieces, Refused, Reply};
+use crate::service::{Message, Peer, Pieces, Refused, Reply, SessionState};
 use crate::shard_service::{Profile, ShardService, Turn};
 
 /// What must be durable before a reply may leave.
@@ -108,6 +108,18 @@ pub trait LoggedService: Send + Sync + 'static {
         let _ = (conn, reason, reply);
     }
 
+    /// See [`ShardService::reply_bytes`].
+    fn reply_bytes(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &[u8]) -> usize {
+        let _ = (shard, conn, message);
+        0
+    }
+
+    /// See [`ShardService::session`].
+    fn session(&self, conn: &Self::Conn) -> SessionState {
+        let _ = conn;
+        SessionState::default()
+    }
+
     /// See [`ShardService::close`].
     fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
         let _ = shard;
@@ -179,6 +191,14 @@ impl<S: LoggedService> ShardService for Logged<S> {
 
     fn refuse(&self, _: &mut S::Shard, conn: &mut S::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
         self.0.refuse(conn, reason, LoggedReply(reply));
+    }
+
+    fn reply_bytes(&self, shard: &mut S::Shard, conn: &mut S::Conn, message: &[u8]) -> usize {
+        self.0.reply_bytes(shard, conn, message)
+    }
+
+    fn session(&self, conn: &S::Conn) -> SessionState {
+        self.0.session(conn)
     }
 
     fn close(&self, shard: &mut S::Shard, conn: S::Conn) {
@@ -261,6 +281,11 @@ impl LoggedReply<'_, '_> {
     /// Closes the connection after the replies to this message and to those before it.
     pub fn close(&mut self) {
         self.0.close();
+    }
+
+    /// Bytes that may be added to the state of this connection: [`Reply::session_room`].
+    pub fn session_room(&self) -> usize {
+        self.0.session_room()
     }
 
     /// Number of the shard this runs on.

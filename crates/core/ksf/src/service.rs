@@ -119,6 +119,20 @@ pub trait Service: Send + Sync + 'static {
         drop(conn);
     }
 
+    /// Most bytes that the reply to a message may have. The shard asks before it hands the message over while it owes more
+    /// than half of `shard_bytes_max`; a message whose reply may be long then waits until there is room. 0 by default, so a
+    /// service whose replies can be much longer than its requests answers this.
+    fn reply_bytes(&self, conn: &mut Self::Conn, message: &[u8]) -> usize {
+        let _ = (conn, message);
+        0
+    }
+
+    /// What the state of a connection means for the memory of its shard: [`SessionState`].
+    fn session(&self, conn: &Self::Conn) -> SessionState {
+        let _ = conn;
+        SessionState::default()
+    }
+
     /// True if it does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Code that calls services elsewhere
     /// refuses it at start ([`adopt::check`](crate::adopt::check)).
     fn needs_shards(&self) -> bool {
@@ -129,6 +143,16 @@ pub trait Service: Send + Sync + 'static {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+}
+
+/// What a shard asks of the state of a connection when memory is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionState {
+    /// The peer has not told who it is, as it must: it is closed before others are. False by default.
+    pub is_stranger: bool,
+    /// Bytes that the state keeps because of what the peer sent, beyond a fixed size: they are counted with what the shard
+    /// owes. The shard asks after each call. A service adds no more than [`Reply::session_room`] at a time. 0 by default.
+    pub bytes: usize,
 }
 
 /// Order of replies on a stream.

@@ -3,7 +3,7 @@
 //! ```text
 //!   Connection ─────┬─► ServiceInfo   what is the same for all messages: framing, order, room for operations on files
 //!   DatagramService ┤                 (one for each service on a shard, read without a call)
-//!                   └─► dyn Session   one virtual call per message
+//!                   └─► dyn Session   two virtual calls per message: the call, and what the state keeps
 //!                          └─ SessionOf<S>: state of the connection, OnShard<S> ─► state of the shard ─► ShardService::call
 //! ```
 //!
@@ -19,7 +19,7 @@ use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
 use crate::outgoing::Upstream;
-use crate::service::{Message, Order, Peer, Refused, Reply};
+use crate::service::{Message, Order, Peer, Refused, Reply, SessionState};
 use crate::shard_service::{OnShard, ShardService};
 
 /// The service's side of one connection, or of one datagram socket: the state that the service has for it, and the calls that
@@ -51,6 +51,12 @@ pub trait Session {
 
     /// [`ShardService::awaits_rest`].
     fn awaits_rest(&self) -> bool;
+
+    /// [`ShardService::reply_bytes`].
+    fn reply_bytes(&mut self, message: &[u8]) -> usize;
+
+    /// [`ShardService::session`].
+    fn state(&self) -> SessionState;
 
     /// [`ShardService::close`]. No call of the service follows.
     fn close(&mut self);
@@ -108,6 +114,16 @@ impl<S: ShardService> Session for SessionOf<S> {
 
     fn awaits_rest(&self) -> bool {
         self.0.as_ref().is_some_and(|(on, conn)| on.service().awaits_rest(conn))
+    }
+
+    fn reply_bytes(&mut self, message: &[u8]) -> usize {
+        let Some((on, conn)) = &mut self.0 else { return 0 };
+        on.call(|service, shard| service.reply_bytes(shard, conn, message))
+    }
+
+    #[inline]
+    fn state(&self) -> SessionState {
+        self.0.as_ref().map_or_else(SessionState::default, |(on, conn)| on.service().session(conn))
     }
 
     fn close(&mut self) {

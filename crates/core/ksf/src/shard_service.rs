@@ -18,7 +18,7 @@ use crate::gates::{Gates, LogId, TooManyLogs};
 use crate::limits::{Limits, Time};
 use crate::outgoing::Upstream;
 use crate::pool::Chunk;
-use crate::service::{ConnKey, Message, Order, Peer, Pieces, Refused, Reply, Service};
+use crate::service::{ConnKey, Message, Order, Peer, Pieces, Refused, Reply, Service, SessionState};
 use crate::session::{Panicked, ServiceInfo};
 
 /// What a shard must know of a service before its first connection.
@@ -152,6 +152,18 @@ pub trait ShardService: Send + Sync + 'static {
         let _ = (shard, conn, event, reply);
     }
 
+    /// Most bytes that the reply to a message may have: [`Service::reply_bytes`].
+    fn reply_bytes(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &[u8]) -> usize {
+        let _ = (shard, conn, message);
+        0
+    }
+
+    /// What the state of a connection means for the memory of its shard: [`SessionState`].
+    fn session(&self, conn: &Self::Conn) -> SessionState {
+        let _ = conn;
+        SessionState::default()
+    }
+
     /// The connection ended.
     fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
         let _ = shard;
@@ -221,6 +233,14 @@ impl<S: Service> ShardService for S {
 
     fn upstream(&self, (): &mut (), conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
         Service::upstream(self, conn, event, reply);
+    }
+
+    fn reply_bytes(&self, (): &mut (), conn: &mut Self::Conn, message: &[u8]) -> usize {
+        Service::reply_bytes(self, conn, message)
+    }
+
+    fn session(&self, conn: &Self::Conn) -> SessionState {
+        Service::session(self, conn)
     }
 
     fn close(&self, (): &mut (), conn: Self::Conn) {

@@ -78,6 +78,8 @@ counters! {
     lingers_cut,
     /// Times a connection was not read because memory for unfinished messages was short.
     memory_waits,
+    /// Times a message waited because its reply might have been longer than what was left of `shard_bytes_max`.
+    reply_waits,
     /// Times no connection was read, but a few, because more had arrived than is kept.
     memory_stops,
     /// Calls of a service that panicked; their connection was closed.

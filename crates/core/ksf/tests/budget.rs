@@ -142,6 +142,119 @@ fn announced_replies_are_taken_off_the_budget_before_the_work_begins() {
     }
 }
 
+/// Answers `N` with as many MiB, and says so before.
+struct Long;
+
+impl Service for Long {
+    type Conn = ();
+
+    fn name(&self) -> &str {
+        "long"
+    }
+
+    fn framing(&self) -> Framing {
+        LINES
+    }
+
+    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn reply_bytes(&self, (): &mut (), message: &[u8]) -> usize {
+        usize::from(message[0] - b'0') * READ_BYTES
+    }
+
+    fn call(&self, conn: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.bytes(&vec![b'x'; self.reply_bytes(conn, message.bytes())]);
+    }
+}
+
+/// Each of these connections owed nothing, so each was handed a request, and all of them together owed 64 MiB.
+#[test]
+fn a_request_with_a_long_reply_waits_also_of_a_connection_that_owes_nothing() {
+    const PEERS: u32 = 64;
+    let limits = Limits { shard_bytes_max: 4 << 20, ..Limits::default() };
+    let (mut env, service) = (env(limits, 4096, 200), Arc::new(Long));
+    let conn = |index| {
+        let key = ksf::service::ConnKey { index, generation: 0 };
+        Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap()
+    };
+    let mut conns: Vec<_> = (0..PEERS).map(conn).collect();
+    let end_turn = |env: &mut Env, conns: &mut [Box<Connection>]| {
+        for _ in 0..env.budget.waiting() {
+            let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };
+            conns[key.index as usize].proceed(env);
+        }
+    };
+    let (last, hungry) = conns.split_last_mut().unwrap();
+    for conn in hungry.iter_mut() {
+        let chunk = in_slot(&mut env, b"1\n0\n");
+        conn.receive(chunk, &mut env);
+    }
+    let most = (4 << 20) + READ_BYTES + 4096;
+    assert!(env.budget.reply_bytes() <= most, "{} bytes are owed", env.budget.reply_bytes());
+    assert!(env.budget.waiting() > 50);
+    // A short reply needs no room, and leaves at once.
+    let chunk = in_slot(&mut env, b"0\n");
+    last.receive(chunk, &mut env);
+    let batch = last.take_batch(env.now, &mut env.spares).expect("a reply");
+    assert_eq!(bytes_of(&batch), b"\n");
+    last.sent(batch.len(), true, &mut env);
+    // One that waits is not read, and one that leaves while it waits is in nobody's way.
+    let waits = hungry.iter().position(|conn| !conn.has_output()).unwrap();
+    assert!(!hungry[waits].wants_bytes(&env));
+    hungry[waits].drain(&mut env);
+    assert!(!hungry[waits].is_closing(), "its message is still to be answered");
+    // The peers read one after the other: everything is answered, and the bound holds.
+    let mut answered = 0;
+    for _ in 0..10 * PEERS {
+        for conn in hungry.iter_mut() {
+            if let Some(mut batch) = conn.take_batch(env.now, &mut env.spares) {
+                let bytes = bytes_of(&batch).len();
+                batch.advance(bytes, &mut env.spares);
+                conn.sent(bytes, true, &mut env);
+                answered += bytes;
+                break;
+            }
+        }
+        end_turn(&mut env, hungry);
+        assert!(env.budget.reply_bytes() <= most, "{} bytes are owed", env.budget.reply_bytes());
+    }
+    assert_eq!(answered, (PEERS as usize - 1) * (READ_BYTES + 2));
+    conns.into_iter().for_each(|conn| conn.end(&mut env));
+    assert_eq!((env.budget.bytes(), env.budget.waiting()), (0, 0));
+}
+
+/// A connection that ends while it has the place without room gives it to the next one.
+#[test]
+fn the_place_without_room_comes_back_from_every_end() {
+    let limits = Limits { shard_bytes_max: 1 << 20, ..Limits::default() };
+    let (mut env, service) = (env(limits, 4096, 200), Arc::new(Long));
+    let mut conns: Vec<_> = (0..4)
+        .map(|index| {
+            let key = ksf::service::ConnKey { index, generation: 0 };
+            Some(Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap())
+        })
+        .collect();
+    for conn in conns.iter_mut().flatten() {
+        let chunk = in_slot(&mut env, b"2\n");
+        conn.receive(chunk, &mut env);
+    }
+    for at in 0..4 {
+        let answers: Vec<_> = conns.iter().flatten().map(|conn| conn.has_output()).collect();
+        assert_eq!(answers.iter().filter(|has| **has).count(), 2 - at % 2, "turn {at}: {answers:?}");
+        let at = conns.iter().position(|conn| conn.as_ref().is_some_and(|conn| conn.has_output())).unwrap();
+        conns[at].take().unwrap().end(&mut env);
+        for _ in 0..env.budget.waiting() {
+            let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };
+            if let Some(conn) = &mut conns[key.index as usize] {
+                conn.proceed(&mut env);
+            }
+        }
+    }
+    assert_eq!(env.budget.bytes(), 0);
+}
+
 /// 1024 reads of 1 MiB held 1 GiB once.
 #[test]
 fn replies_that_nobody_announced_close_the_connection_at_twice_its_budget() {

@@ -250,6 +250,36 @@ fn when_memory_is_short_who_does_not_go_on_is_closed() {
     }
 }
 
+/// Silent peers were read eight at a time, a second each, and everybody else waited for them.
+#[test]
+fn silent_peers_do_not_keep_others_waiting() {
+    own_network();
+    const HOGS: usize = 100;
+    for engine in engines() {
+        let patient = Limits {
+            assembly_bytes_max: 1 << 20,
+            pressure_timeout_ms: PATIENCE.as_millis() as u64,
+            assembly_timeout_ms: 0,
+            ..Limits::default()
+        };
+        let server = one_shard(engine, ANY, patient.clone(), Recorder::new(LINES, Order::Requests));
+        let (mut early, mut hogs) = (connect(&server), (0..HOGS).map(|_| connect(&server)).collect::<Vec<_>>());
+        hogs.iter_mut().for_each(|hog| hog.write_all(&[b'h'; 60 << 10]).unwrap());
+        wait_until("memory is short", || count(&server, "memory_stops") > 0);
+        for peer in [&mut early, &mut connect(&server)] {
+            ask(peer, b"ping\n", b"ping\n");
+        }
+        assert_eq!(count(&server, "closed_memory_limit"), 0, "{engine}: nobody had to go for that");
+        server.set_limits(&Limits { pressure_timeout_ms: 200, ..patient }.into());
+        let line = [&[b'x'; 100 << 10][..], b"\n"].concat();
+        ask(&mut early, &line, &line);
+        let closed = count(&server, "closed_memory_limit");
+        assert!(closed > ksf::budget::PASSES as u64, "{engine}: {closed} were closed");
+        assert!(closed < HOGS as u64, "{engine}: those that keep little may stay");
+        drop(hogs);
+    }
+}
+
 /// Nothing stops the sender of datagrams: above the limit they are dropped, and counted.
 #[test]
 fn deferred_datagrams_are_bounded() {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{Recorder, bytes_of, env, in_slot};
+use ksf::budget::Silent;
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
@@ -201,6 +202,69 @@ fn a_pass_is_not_kept_by_trickling() {
         end_turn(&mut env, &mut conns);
     }
     assert_eq!(conns[trickles].finished(), Some(ksf::CloseReason::AssemblyTimeout));
+}
+
+/// A request that arrives whole needs none of the memory that is short.
+#[test]
+fn a_peer_at_a_message_boundary_is_read_and_answered_whatever_others_keep() {
+    let (mut env, mut conns) = crowd(Limits { assembly_bytes_max: LIMIT_BYTES, ..Limits::default() });
+    let (last, hogs) = conns.split_last_mut().unwrap();
+    for _ in 0..CHUNKS / 2 {
+        hogs.iter_mut().for_each(|hog| receive(&mut env, hog, false));
+    }
+    end_turn(&mut env, hogs);
+    assert!(env.budget.is_overfull() && env.budget.waiting() > 0);
+    for _ in 0..2 {
+        assert!(last.wants_bytes(&env), "it keeps nothing");
+        let chunk = in_slot(&mut env, b"ping\n");
+        last.receive(chunk, &mut env);
+        let batch = last.take_batch(env.now, &mut env.spares).expect("a reply");
+        assert_eq!(bytes_of(&batch), b"ping\n");
+        last.sent(batch.len(), true, &mut env);
+    }
+    let chunk = in_slot(&mut env, b"beginning");
+    last.receive(chunk, &mut env);
+    assert!(!last.wants_bytes(&env), "with an unfinished message it waits like all");
+}
+
+/// However many peers are silent, the shard knows all of them at the same time. Waiting for each in turn took the others
+/// as many seconds as there were silent peers by eight.
+#[test]
+fn all_silent_peers_are_known_after_one_timeout() {
+    let limits = Limits { assembly_bytes_max: LIMIT_BYTES, pressure_timeout_ms: 1_000, ..Limits::default() };
+    let (mut env, mut conns) = crowd(limits);
+    for _ in 0..CHUNKS / 2 {
+        conns.iter_mut().for_each(|conn| receive(&mut env, conn, false));
+    }
+    // This one ends its message with what was on its way.
+    receive(&mut env, &mut conns[1], true);
+    end_turn(&mut env, &mut conns);
+    env.now = Time(0).plus_ms(1_000);
+    assert!(conns.iter().all(|conn| conn.silent(&env).is_none()), "they have had no time");
+    env.now = Time(0).plus_ms(1_001);
+    // Bytes of this one wait in its socket.
+    conns[0].note_unread(env.now);
+    let silent: Vec<_> = (0..conns.len()).filter(|at| conns[*at].silent(&env).is_some()).collect();
+    assert_eq!(silent, (2..conns.len()).collect::<Vec<_>>());
+    for at in silent {
+        if env.budget.keeps_too_much(&env.limits) {
+            conns[at].close_silent(&mut env);
+        }
+    }
+    end_turn(&mut env, &mut conns);
+    assert!(!env.budget.is_overfull() && env.budget.input_bytes() <= LIMIT_BYTES / 2);
+    assert!(conns[0].wants_bytes(&env) && !conns[0].is_closing());
+    assert!(conns.iter().any(|conn| conn.silent(&env).is_some()), "those that keep little may stay");
+}
+
+/// A stranger goes before one that told who it is, and of two strangers the one that keeps more.
+#[test]
+fn strangers_and_large_messages_are_closed_first() {
+    let silent = |is_stranger, bytes| Silent { is_stranger, bytes };
+    let mut all = [silent(false, 9), silent(true, 1), silent(true, 5), silent(false, 3)];
+    all.sort_unstable();
+    let order: Vec<_> = all.into_iter().rev().collect();
+    assert_eq!(order, [silent(true, 5), silent(true, 1), silent(false, 9), silent(false, 3)]);
 }
 
 /// A copy of one byte keeps a buffer of 4 KiB.

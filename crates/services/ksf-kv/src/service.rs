@@ -584,6 +584,7 @@ impl LoggedService for Kv {
         if conn.session.client.is_killed(key) {
             return reply.close();
         }
+        conn.session.room_bytes = reply.session_room();
         let Protocol::Http(reader) = &mut conn.protocol else {
             return self.take_up(shard, conn, key, Asked { bytes, http: None }, reply);
         };
@@ -601,6 +602,7 @@ impl LoggedService for Kv {
 
     fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: LoggedReply<'_, '_>) {
         conn.waiting = conn.waiting.saturating_sub(1);
+        conn.session.room_bytes = reply.session_room();
         let (Ok(resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
         let Resumed { place, command, fetch } = *resumed;
         if shard.queue.is_behind(key, place) {
@@ -643,6 +645,26 @@ impl LoggedService for Kv {
         }
         if !out.is_empty() {
             reply.bytes(After::Nothing, &out);
+        }
+    }
+
+    fn reply_bytes(&self, shard: &mut KvShard, conn: &mut KvConn, message: &[u8]) -> usize {
+        match &conn.protocol {
+            // A body alone has a request in front of it, whose reply may be as long.
+            Protocol::Http(reader) if reader.has_short_reply() => http::SHORT_REPLY_BYTES,
+            Protocol::Http(_) => conn.session.reply_bytes_max,
+            _ => commands::reply_bytes(shard, &conn.session, message, now_ns() / 1_000_000),
+        }
+    }
+
+    fn session(&self, conn: &KvConn) -> ksf::service::SessionState {
+        let head_bytes = match &conn.protocol {
+            Protocol::Http(reader) => reader.kept_bytes(),
+            _ => 0,
+        };
+        ksf::service::SessionState {
+            is_stranger: conn.session.standing != Standing::Known,
+            bytes: conn.session.transaction.kept_bytes() + head_bytes,
         }
     }
 
@@ -781,7 +803,13 @@ impl Kv {
     /// Answers the head of a request whose client waits before it sends the body.
     fn welcome(&self, conn: &KvConn, request: &http::Request, head: &[u8], mut reply: LoggedReply<'_, '_>) {
         let mut out = Vec::new();
-        let is_wanted = http::welcome(&self.settings, &conn.session, request, head, now_ns(), &mut out);
+        // Its head is kept until the body is there.
+        let is_wanted = if head.len() > reply.session_room() {
+            http::refuse(503, now_ns(), &mut out);
+            false
+        } else {
+            http::welcome(&self.settings, &conn.session, request, head, now_ns(), &mut out)
+        };
         reply.bytes(After::Nothing, &out);
         if !is_wanted {
             reply.close();

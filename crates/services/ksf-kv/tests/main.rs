@@ -11,6 +11,7 @@ mod keys;
 mod larger;
 mod load;
 mod long_keys;
+mod memory;
 mod pmem;
 mod registry_clients;
 mod replies;

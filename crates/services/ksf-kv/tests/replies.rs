@@ -133,9 +133,5 @@ fn the_commands_of_a_transaction_share_the_bound() {
     assert!(told == format!("[{expected}]"), "{} bytes", told.len());
     assert_eq!(client.ask("STRLEN string"), format!(":{}", long(3).len()), "it is not gone");
     assert_eq!((client.ask("LLEN list"), client.ask("GET last")), (":4".into(), "1".into()));
-    client.ask(&format!("CLIENT SETNAME {}", long(0)));
-    client.ask("MULTI");
-    (0..4).for_each(|_| drop(client.ask("CLIENT GETNAME")));
-    assert!(client.ask("EXEC").ends_with(&format!("{TOO_LONG}]")));
     serving.stop();
 }

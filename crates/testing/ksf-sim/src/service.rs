@@ -14,6 +14,7 @@ use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
 use ksf::pool::Chunk;
+use ksf::service::SessionState;
 use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, ShardService, Turn};
 
 use crate::ideal::{encode, payload};
@@ -60,6 +61,8 @@ const ATTEMPTS_MAX: u32 = 3;
 pub(crate) struct Client {
     handed: Handed,
     asking: Option<Asking>,
+    /// Bytes that are kept of the peer.
+    kept: usize,
     /// The service panicked.
     panicked: bool,
 }
@@ -125,6 +128,8 @@ pub(crate) struct Scripted {
     pub(crate) pending: Mutex<Vec<Pending>>,
     /// Connections accepted and not closed yet.
     pub(crate) open: Mutex<usize>,
+    /// Bytes that are kept of all peers.
+    pub(crate) kept_bytes: Mutex<usize>,
 }
 
 /// The service's log, which the world makes durable when it likes.
@@ -157,6 +162,18 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Scripted {
     fn note_call(&self, client: &Client) {
         *lock(&self.called_after_panic) |= client.panicked;
+    }
+
+    /// Keeps a message of the peer, if there is room for it, and forgets those before now and then.
+    fn keep(&self, client: &mut Client, bytes: usize, room: usize) {
+        let before = client.kept;
+        client.kept = match bytes % 2 {
+            0 => 0,
+            _ if bytes <= room => before + bytes,
+            _ => before,
+        };
+        let mut kept = lock(&self.kept_bytes);
+        *kept = *kept - before + client.kept;
     }
 
     /// Holds the replies to this request until its record is durable, or the last one, if it only looks.
@@ -219,12 +236,13 @@ impl ShardService for Scripted {
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<Client, Refused> {
         *lock(&self.open) += 1;
-        Ok(Client { handed: Arc::clone(&lock(&self.next)), asking: None, panicked: false })
+        Ok(Client { handed: Arc::clone(&lock(&self.next)), asking: None, kept: 0, panicked: false })
     }
 
     fn call(&self, (): &mut (), client: &mut Client, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.note_call(client);
         lock(&client.handed).push(message.bytes().to_vec());
+        self.keep(client, message.bytes().len(), reply.session_room());
         // Garbage that happens to be framed is not answered.
         let Some(request) = SimRequest::from_text(payload(self.framing, message.bytes())) else { return };
         if request.action == ServiceAction::Ask {
@@ -311,7 +329,16 @@ impl ShardService for Scripted {
         }
     }
 
-    fn close(&self, (): &mut (), _: Client) {
+    fn reply_bytes(&self, (): &mut (), _: &mut Client, message: &[u8]) -> usize {
+        if message.len().is_multiple_of(11) { 2 * message.len() + 8192 } else { 0 }
+    }
+
+    fn session(&self, client: &Client) -> SessionState {
+        SessionState { is_stranger: false, bytes: client.kept }
+    }
+
+    fn close(&self, (): &mut (), client: Client) {
         *lock(&self.open) -= 1;
+        *lock(&self.kept_bytes) -= client.kept;
     }
 }

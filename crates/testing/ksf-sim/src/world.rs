@@ -128,6 +128,7 @@ impl World {
             next: Mutex::default(),
             pending: Mutex::default(),
             open: Mutex::default(),
+            kept_bytes: Mutex::default(),
         });
         let places = (0..plan.places).map(|_| (0, None)).collect();
         let peers_left = plan.peers;
@@ -149,7 +150,8 @@ impl World {
         self.deliver()?;
         let (budget, slots) = (&self.env.budget, self.env.pool.usage());
         let slots = slots.long.in_use + slots.short.in_use;
-        let left = (slots, budget.input_bytes(), budget.reply_bytes(), *lock(&self.service.open));
+        let left =
+            (slots, budget.input_bytes(), budget.reply_bytes() + budget.session_bytes(), *lock(&self.service.open));
         if left != (0, 0, 0, 0) {
             return Err(format!("slots, bytes and connection states left over: {left:?}"));
         }
@@ -564,6 +566,15 @@ impl World {
         let owed: usize = links.clone().map(|link| link.conn.owed_bytes()).sum();
         if owed != self.env.budget.reply_bytes() {
             return Err(format!("{owed} bytes are owed, {} are counted", self.env.budget.reply_bytes()));
+        }
+        let kept: usize = links.clone().map(|link| link.conn.session_bytes()).sum();
+        let told = lock(&self.service.kept_bytes).to_owned();
+        let budget = &self.env.budget;
+        if (kept, kept) != (budget.session_bytes(), told) {
+            return Err(format!("{kept} bytes of sessions, {} are counted, {told} are kept", budget.session_bytes()));
+        }
+        if budget.bytes() != budget.input_bytes() + owed + kept || kept > self.plan.limits.shard_bytes_max / 2 {
+            return Err(format!("{} bytes in all, {kept} of them of sessions", budget.bytes()));
         }
         let limit = self.plan.limits.shard_bytes_max + self.plan.places * self.plan.one_more_bytes();
         if owed > limit {

@@ -79,20 +79,21 @@ impl Connection {
         // Off by default, so this is asked first.
         let after = self.last_activity.after_ms(self.limits(env).idle_timeout_ms)?;
         let owed = self.deferred > 0 || self.held.is_some();
-        let waits_for_us = owed || self.exchange.open || self.reading_file.is_set() || self.waits_for_files;
+        let waits_for_us =
+            owed || self.keeps_message() || self.exchange.open || self.reading_file.is_set() || self.waits_for_files;
         let waits = self.closing.is_none() && !waits_for_us && self.is_in_turn(env);
         waits.then_some(after)
     }
 
     /// True while it is up to the peer to send the rest of a message: one that is not read cannot.
     fn is_awaited(&self, env: &Env) -> bool {
-        let reads = self.has_none_aside() && self.memory != Memory::Waiting;
+        let reads = self.has_none_aside() && !self.waits_for_memory();
         self.closing.is_none() && reads && !self.is_stalled(env) && self.is_in_turn(env)
     }
 
-    /// True if it is among those that are read while the shard is overfull.
+    /// True if it is among those that are read while the shard is overfull: with a pass, or at a message boundary.
     pub(super) fn is_in_turn(&self, env: &Env) -> bool {
-        !env.budget.is_overfull() || self.memory == Memory::Pass
+        !env.budget.is_overfull() || self.memory == Memory::Pass || self.cutter.is_idle()
     }
 
     /// From now on the peer must send its message, if it is read with a pass.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 
 use super::{Connection, Memory};
-use crate::budget::InputRoom;
+use crate::budget::{InputRoom, Silent};
 use crate::buffers::Buffers;
 use crate::cutter::{Cut, CutError, Native, Rule};
 use crate::env::Env;
@@ -29,6 +29,10 @@ const KEEP_MAX: usize = 256;
 /// What a connection keeps while replies must be taken before it goes on, or memory is short.
 #[derive(Default)]
 pub(crate) struct Aside {
+    /// A message that waits for room for its reply; it came before the chunks.
+    pub(super) message: Option<Chunk>,
+    /// The shard's budget names the connection when there is that room.
+    pub(super) is_queued: bool,
     /// Chunks that wait.
     pub(super) chunks: VecDeque<Chunk>,
     /// When it was last read before it waited for memory.
@@ -39,13 +43,18 @@ pub(crate) struct Aside {
 
 impl Memory {
     pub(super) fn room(self, env: &mut Env) -> InputRoom<'_> {
-        InputRoom { limit_bytes: env.limits.assembly_bytes_max, has_pass: self == Self::Pass, budget: &mut env.budget }
+        InputRoom {
+            limit_bytes: env.limits.assembly_bytes_max,
+            grants_all: self == Self::Pass,
+            budget: &mut env.budget,
+        }
     }
 }
 
 impl Connection {
-    /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first, or
-    /// when memory is short, is put aside, in front of what was put aside before.
+    /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first is put
+    /// aside, in front of what was put aside before. An unfinished message is taken in also when memory is short: then the
+    /// connection is not read from here on.
     pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
         let bytes = &*chunk;
         let mut at = 0;
@@ -57,6 +66,13 @@ impl Connection {
             match self.cut(bytes, &mut at, env) {
                 Ok(Cut::InPlace(body)) => {
                     self.heads_left = self.heads_left.saturating_sub(1);
+                    if !self.admits(&bytes[body.clone()], env) {
+                        if at < bytes.len() {
+                            self.put_aside_front(chunk.slice(at..chunk.len()), env);
+                        }
+                        self.keep_message(chunk.slice(body), env);
+                        return;
+                    }
                     let start = body.start;
                     self.call(&bytes[body], Some((&chunk, start)), env);
                 }
@@ -64,29 +80,35 @@ impl Connection {
                     self.call_assembled(message, env);
                 }
                 Ok(Cut::More) => {}
-                Ok(Cut::NoRoom) => {
-                    self.put_aside_front(chunk.slice(at..chunk.len()), env);
-                    self.wait_for_memory(env);
-                    return;
-                }
+                // Does not happen: there is room for what was received.
+                Ok(Cut::NoRoom) => self.close(CloseReason::MemoryLimit, env),
                 Err(reason) => self.refuse(reason, env),
             }
             self.recount(env);
         }
         env.stats.bytes_copied.add(self.cutter.take_copied_bytes() as u64);
         self.at_once &= at == bytes.len();
-        if self.cutter.is_idle() {
-            self.message_ends(env);
+        match self.cutter.is_idle() {
+            true => self.message_ends(env),
+            false => self.bound_input(env),
+        }
+    }
+
+    /// With more of an unfinished message: if memory is short for it, it waits. What each connection adds before that is
+    /// bounded by one receive, of 4 KiB while the shard is overfull.
+    pub(super) fn bound_input(&mut self, env: &mut Env) {
+        if self.memory == Memory::Waiting && self.cutter.since() == Some(env.now) {
+            // It still has its place from an earlier message.
+            self.aside_mut(env).unread_since = env.now;
+        } else if env.budget.is_input_full(&env.limits) {
+            self.wait_for_memory(env);
         }
     }
 
     #[inline]
     fn cut(&mut self, chunk: &[u8], at: &mut usize, env: &mut Env) -> Result<Cut, CloseReason> {
-        let mut room = InputRoom {
-            limit_bytes: env.limits.assembly_bytes_max,
-            has_pass: self.memory == Memory::Pass,
-            budget: &mut env.budget,
-        };
+        let mut room =
+            InputRoom { limit_bytes: env.limits.assembly_bytes_max, grants_all: true, budget: &mut env.budget };
         let (limits, buffers, now) = (env.limits.of(self.listener), &env.buffers, env.now);
         let cut = match self.info.framing {
             Framing::Custom => {
@@ -122,6 +144,34 @@ impl Connection {
         }
     }
 
+    /// True while it is not read until memory is there. At a message boundary it needs none, though it keeps its place
+    /// among those that wait.
+    #[inline]
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.memory == Memory::Waiting && !self.cutter.is_idle()
+    }
+
+    /// The peer as one that keeps an unfinished message and has sent nothing for
+    /// [`pressure_timeout_ms`](Limits::pressure_timeout_ms); `None` if it is not silent, or not at fault.
+    pub fn silent(&self, env: &Env) -> Option<Silent> {
+        let heard = self.cutter.heard()?;
+        let is_its_turn = self.closing.is_none() && !self.eof && self.has_none_aside() && !self.is_stalled(env);
+        let is_late = heard.after_ms(env.limits.pressure_timeout_ms).is_some_and(|at| env.now >= at);
+        let is_stranger = is_its_turn && is_late && self.state().is_stranger;
+        (is_its_turn && is_late).then(|| Silent { is_stranger, bytes: self.cutter.charged_bytes() })
+    }
+
+    /// Bytes of its peer wait in the socket: it is not silent.
+    pub fn note_unread(&mut self, now: Time) {
+        self.cutter.note_heard(now);
+    }
+
+    /// Ends it because its peer is silent and others wait for the memory.
+    pub fn close_silent(&mut self, env: &mut Env) {
+        self.close(CloseReason::MemoryLimit, env);
+        self.recount(env);
+    }
+
     /// Is not read until there is memory again, or a pass for it.
     pub(super) fn wait_for_memory(&mut self, env: &mut Env) {
         if self.memory == Memory::Enough && self.closing.is_none() {
@@ -144,16 +194,30 @@ impl Connection {
         }
     }
 
+    /// Keeps a message until there is room for its reply.
+    pub(super) fn keep_message(&mut self, message: Chunk, env: &mut Env) {
+        let message = message.into_kept();
+        env.budget.add_input(message.memory_bytes());
+        let aside = self.aside_mut(env);
+        (aside.message, aside.is_queued) = (Some(message), true);
+    }
+
     fn put_aside_front(&mut self, rest: Chunk, env: &mut Env) {
         let rest = rest.into_kept();
         env.budget.add_input(rest.memory_bytes());
         self.aside_mut(env).chunks.push_front(rest);
     }
 
-    /// True if no chunk was put aside.
+    /// True while a message waits for room for its reply.
+    #[inline]
+    pub(super) fn keeps_message(&self) -> bool {
+        self.aside.as_ref().is_some_and(|aside| aside.message.is_some())
+    }
+
+    /// True if nothing was put aside.
     #[inline]
     pub(super) fn has_none_aside(&self) -> bool {
-        self.aside.as_ref().is_none_or(|aside| aside.chunks.is_empty())
+        self.aside.as_ref().is_none_or(|aside| aside.chunks.is_empty() && aside.message.is_none())
     }
 
     pub(super) fn aside_mut(&mut self, env: &mut Env) -> &mut Aside {
@@ -161,9 +225,9 @@ impl Connection {
     }
 
     /// Gives the room for chunks back, if there are none and the connection is read as ever.
-    fn leave_aside(&mut self, env: &mut Env) {
+    pub(super) fn leave_aside(&mut self, env: &mut Env) {
         if self.memory == Memory::Enough
-            && let Some(mut aside) = self.aside.take_if(|aside| aside.chunks.is_empty())
+            && let Some(mut aside) = self.aside.take_if(|aside| aside.chunks.is_empty() && aside.message.is_none())
             && aside.chunks.capacity() <= KEEP_MAX
         {
             *aside = Aside { chunks: mem::take(&mut aside.chunks), ..Aside::default() };
@@ -174,7 +238,9 @@ impl Connection {
     /// Forgets all input, and gives its memory back.
     pub(super) fn reset_input(&mut self, env: &mut Env) {
         self.cutter.reset(&mut self.memory.room(env));
-        for chunk in self.aside.iter_mut().flat_map(|aside| aside.chunks.drain(..)) {
+        for chunk in
+            self.aside.iter_mut().flat_map(|aside| aside.message.take().into_iter().chain(aside.chunks.drain(..)))
+        {
             env.budget.remove_input(chunk.memory_bytes());
         }
         self.message_ends(env);
@@ -194,11 +260,19 @@ impl Connection {
 
     pub(super) fn take_up(&mut self, env: &mut Env) {
         // Most often nothing was put aside, and the rest need not be asked.
-        while !self.has_none_aside()
-            && self.closing.is_none()
-            && self.memory != Memory::Waiting
-            && !self.is_stalled(env)
-        {
+        while !self.has_none_aside() && self.closing.is_none() && !self.is_stalled(env) {
+            if let Some(message) = self.aside.as_mut().and_then(|aside| aside.message.take()) {
+                env.budget.remove_input(message.memory_bytes());
+                match self.admits(&message, env) {
+                    true => self.call(&message, Some((&message, 0)), env),
+                    false => self.keep_message(message, env),
+                }
+                self.recount(env);
+                if self.cutter.is_idle() {
+                    self.message_ends(env);
+                }
+                continue;
+            }
             let Some(chunk) = self.aside.as_mut().and_then(|aside| aside.chunks.pop_front()) else { break };
             env.budget.remove_input(chunk.memory_bytes());
             self.process(chunk, env);

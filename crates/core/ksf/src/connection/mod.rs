@@ -13,7 +13,9 @@
 //!
 //! | bytes | counted as | at the limit |
 //! |---|---|---|
-//! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | the connection is not read |
+//! | of a message that arrived in part, and chunks put aside | input of the shard's [`Budget`](crate::budget::Budget) | a connection with an unfinished message is not read |
+//! | of the longest reply that a message may get, before it is handed over | nothing yet: it must fit into what is left of the shard's budget, or be short | the message waits, and the connection is not read |
+//! | of what the service keeps of the peer between messages | sessions of the shard's budget | the service refuses to keep more |
 //! | of requests in work, with the replies they announced; of replies held back, queued and being sent; passed on | budget of the connection and of the shard | no further message is handed over, and the connection is not read |
 
 use std::rc::Rc;
@@ -27,7 +29,7 @@ use crate::limits::{Limits, SomeTime, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
-use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, SessionState};
 use crate::session::{Panicked, ServiceInfo, Session, SessionOf};
 use crate::shard_service::{OnShard, ShardService};
 
@@ -69,6 +71,8 @@ pub struct Connection<T: ?Sized = dyn Session> {
     passing_bytes: usize,
     /// What the shard's budget knows of this connection: what it owes, whenever that is asked.
     counted_bytes: usize,
+    /// What the service keeps of the peer, as the shard's budget knows it.
+    session_bytes: u32,
     /// The longest deferred reply so far, or what fits in here: what the next one is assumed to need.
     expected_bytes: u32,
     next_ticket: u64,
@@ -143,6 +147,7 @@ impl Connection {
             work_bytes: 0,
             passing_bytes: 0,
             counted_bytes: 0,
+            session_bytes: 0,
             expected_bytes: EXPECTED_REPLY_BYTES as u32,
             next_ticket: 0,
             messages: 0,
@@ -183,7 +188,7 @@ impl Connection {
             self.at_once = false;
             return;
         }
-        if self.is_stalled(env) || !self.has_none_aside() || self.memory == Memory::Waiting {
+        if self.is_stalled(env) || !self.has_none_aside() {
             self.stall(chunk, env);
             self.wait_for_files(env);
             return;
@@ -195,6 +200,7 @@ impl Connection {
         self.received_bytes += bytes as u64;
         env.stats.bytes_in.add(bytes as u64);
         self.last_activity = env.now;
+        self.cutter.note_heard(env.now);
     }
 
     /// True while the buffer of a long message is lent, or [`Connection::lend_buffer`] lends it now. The memory for that is
@@ -226,6 +232,8 @@ impl Connection {
         if let Some(message) = message {
             self.call_assembled(message, env);
             self.message_ends(env);
+        } else if bytes > 0 {
+            self.bound_input(env);
         }
         self.recount(env);
     }
@@ -282,11 +290,22 @@ impl Connection {
     /// Goes on after the connection was not read for lack of memory:
     /// [`Budget::next_to_proceed`](crate::budget::Budget::next_to_proceed) named it.
     pub fn proceed(&mut self, env: &mut Env) {
+        if env.budget.is_reply_turn(self.key) {
+            if let Some(aside) = &mut self.aside {
+                aside.is_queued = false;
+                // Where its own replies are in the way, it asks once more when these are gone.
+                self.resume(true, env);
+            }
+            env.budget.end_reply_turn();
+            return;
+        }
         if self.memory != Memory::Waiting {
             return;
         }
         self.memory = Memory::Enough;
-        if self.is_closing() {
+        if self.is_closing() || self.cutter.is_idle() {
+            // What arrived when it stopped ended its message.
+            self.leave_aside(env);
             return;
         }
         let unread_since = self.aside.as_ref().map_or(env.now, |aside| aside.unread_since);
@@ -408,7 +427,7 @@ impl Connection {
         self.closing.is_none()
             && !self.eof
             && self.has_none_aside()
-            && self.memory != Memory::Waiting
+            && !self.waits_for_memory()
             && self.is_in_turn(env)
             && !self.is_full(env)
     }
@@ -420,7 +439,7 @@ impl Connection {
             Reading::Off
         } else if self.may_lend(DIRECT_BYTES_MIN, env) {
             Reading::Direct
-        } else if self.expects_long() {
+        } else if self.expects_long() || env.budget.is_overfull() {
             Reading::Head
         } else {
             Reading::On
@@ -507,6 +526,11 @@ impl Connection {
         self.queued_bytes() + extra_bytes + self.work_bytes + self.passing_bytes
     }
 
+    /// Bytes that the service keeps of the peer between messages.
+    pub fn session_bytes(&self) -> usize {
+        self.session_bytes as usize
+    }
+
     /// Places in the order of replies: one for each message with an unanswered reply, one for all replies between two that
     /// wait for one gate each.
     pub fn held_replies(&self) -> usize {
@@ -516,7 +540,7 @@ impl Connection {
     /// Bytes of input this connection keeps: of a message that arrived in part, and put aside. None once it closes. Looks
     /// at every chunk put aside, so it is for tests and simulators.
     pub fn unfinished_bytes(&self) -> usize {
-        let aside = self.aside.iter().flat_map(|aside| &aside.chunks);
+        let aside = self.aside.iter().flat_map(|aside| aside.message.iter().chain(&aside.chunks));
         self.cutter.unfinished_bytes() + aside.map(|chunk| chunk.len()).sum::<usize>()
     }
 
@@ -528,7 +552,9 @@ impl Connection {
     /// Ends the connection: the service gets its state back.
     pub fn end(mut self: Box<Self>, env: &mut Env) {
         self.reset_input(env);
+        env.budget.return_reply_pass(self.key);
         env.budget.recount_replies(self.counted_bytes, 0);
+        env.budget.recount_session(self.session_bytes(), 0);
         let Self { info, session, .. } = &mut *self;
         if info.guard(|| session.close()) == Err(Panicked) {
             env.stats.panics.add(1);
@@ -586,6 +612,9 @@ impl Connection {
             env.budget.recount_replies(self.counted_bytes, owed_bytes);
             self.counted_bytes = owed_bytes;
         }
+        if owed_bytes == 0 && self.deferred == 0 {
+            env.budget.return_reply_pass(self.key);
+        }
         self.wait_for_files(env);
     }
 
@@ -593,7 +622,36 @@ impl Connection {
     /// way: to stop and start receiving for each would cost more, and the end of the stream is heard of.
     #[inline]
     fn is_stalled(&self, env: &Env) -> bool {
-        self.exchange.hold || self.is_exchange_full(env) || self.is_full(env)
+        self.exchange.hold || self.waits_for_reply() || self.is_exchange_full(env) || self.is_full(env)
+    }
+
+    /// Whether a message may be handed over now: its reply is short, or there is room for it. Else the connection waits, and
+    /// its owner keeps the message.
+    #[inline]
+    fn admits(&mut self, message: &[u8], env: &mut Env) -> bool {
+        !env.budget.asks_for_replies(&env.limits) || self.admits_reply(message, env)
+    }
+
+    #[inline(never)]
+    fn admits_reply(&mut self, message: &[u8], env: &mut Env) -> bool {
+        let session = &mut self.session;
+        // A panic here is not one of the message: the call tells whether the service still works.
+        let bytes = self.info.guard(|| session.reply_bytes(message)).unwrap_or(0);
+        let admits = env.budget.admits_reply(self.key, bytes, &env.limits);
+        env.stats.reply_waits.add(u64::from(!admits));
+        admits
+    }
+
+    /// What the service says of its state; the default after a panic.
+    fn state(&self) -> SessionState {
+        let session = &self.session;
+        self.info.guard(|| session.state()).unwrap_or_default()
+    }
+
+    /// True while its next message waits for room for the reply.
+    #[inline]
+    fn waits_for_reply(&self) -> bool {
+        self.aside.as_ref().is_some_and(|aside| aside.is_queued)
     }
 
     /// Asked several times for each message, and mostly while the peer is owed nothing.

@@ -56,6 +56,7 @@ impl Connection {
         reply.expected_bytes = self.expected_bytes as usize;
         reply.exchange = self.exchange;
         (reply.passing_bytes, reply.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
+        (reply.session_bytes, reply.listener) = (self.session_bytes as usize, self.listener);
         let session = &mut self.session;
         let called = self.info.guard(|| call(session, &mut reply));
         self.deferred += reply.deferred;
@@ -72,6 +73,11 @@ impl Connection {
         if called.is_err() {
             output.truncate(before);
         }
+        let session_bytes = u32::try_from(self.state().bytes).unwrap_or(u32::MAX);
+        if session_bytes != self.session_bytes {
+            env.budget.recount_session(self.session_bytes as usize, session_bytes as usize);
+            self.session_bytes = session_bytes;
+        }
         env.count_copies();
         called
     }
@@ -82,6 +88,9 @@ impl Connection {
             DIRECT_BYTES_MIN.. => HEADS,
             _ => self.heads_left.saturating_sub(1),
         };
+        if !self.admits(&message, env) {
+            return self.keep_message(Chunk::from_buffer(message), env);
+        }
         if self.info.keeps_messages {
             // Now, as `Message::keep` cannot reach the pool from a buffer.
             let short = env.pool.keep_short(&message);

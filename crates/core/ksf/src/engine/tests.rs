@@ -475,7 +475,7 @@ fn timed_out<E: Engine>() {
 /// The buffer of a message of 100,000 bytes, as a connection lends it.
 fn lent(buffers: &Buffers) -> Direct {
     let mut budget = Budget::default();
-    let mut room = InputRoom { budget: &mut budget, limit_bytes: usize::MAX, has_pass: true };
+    let mut room = InputRoom { budget: &mut budget, limit_bytes: usize::MAX, grants_all: true };
     let limits = Limits::default();
     let mut rule = Native { framing: Framing::LengthPrefix(LengthPrefix::big_endian(4)), limits: &limits };
     let mut cutter = Cutter::default();

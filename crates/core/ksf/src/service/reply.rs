@@ -31,6 +31,9 @@ pub struct Reply<'a> {
     /// What is on its way to the other end of the exchange, and beyond how much no more is taken.
     pub(crate) passing_bytes: usize,
     pub(crate) passing_bytes_max: usize,
+    /// What the service keeps of the peer already, and whose limits hold.
+    pub(crate) session_bytes: usize,
+    pub(crate) listener: u32,
     /// Answers the message is still owed.
     pub(crate) deferred: u32,
     /// What must be durable before the replies may leave.
@@ -109,6 +112,8 @@ impl<'a> Reply<'a> {
             work_bytes: 0,
             passing_bytes: 0,
             passing_bytes_max: usize::MAX,
+            session_bytes: 0,
+            listener: u32::MAX,
             deferred: 0,
             gates: GateSet::default(),
             blocks: false,
@@ -127,6 +132,14 @@ impl Reply<'_> {
     /// `datagram_queue_max` are dropped.
     pub fn gate(&mut self, gate: Gate) {
         self.gates.add(gate);
+    }
+
+    /// Bytes that the service may add to the state of this connection now ([`SessionState::bytes`](super::SessionState::bytes)): up to
+    /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection, and half of `shard_bytes_max` for all
+    /// connections of the shard.
+    pub fn session_room(&self) -> usize {
+        let Env { budget, limits, .. } = &*self.env;
+        budget.session_room(self.session_bytes, limits.of(self.listener), limits)
     }
 
     /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header

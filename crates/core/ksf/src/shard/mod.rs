@@ -36,6 +36,7 @@ mod datagrams;
 mod ending;
 mod erased;
 mod files;
+mod give_back;
 mod look_after;
 mod mail;
 mod outgoing;
@@ -50,6 +51,7 @@ use assisted::AssistState;
 use datagrams::DatagramService;
 pub(crate) use erased::AnyService;
 use erased::LocalService;
+use give_back::GiveBack;
 use outgoing::Outgoing;
 use stream::Stream;
 pub(crate) use ticks::now;
@@ -187,6 +189,9 @@ pub(crate) struct Shard<E: Engine> {
     /// The deadline of each connection that has one.
     deadlines: TimerWheel,
     next_tick: Time,
+    /// Next look for silent peers, while memory is short.
+    silent_look: Time,
+    give_back: GiveBack,
     draining: Option<Draining>,
     stop: bool,
 }
@@ -271,6 +276,8 @@ impl<E: Engine> Shard<E> {
             timer_set: None,
             deadlines: TimerWheel::new(now),
             next_tick: NEVER,
+            silent_look: now,
+            give_back: GiveBack::default(),
             draining: None,
             stop: false,
         };

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use super::assisted::Look;
 use super::stream::Stream;
-use super::{Draining, Phase, Shard};
-use crate::engine::Engine;
+use super::{Draining, Phase, Shard, give_back};
+use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
 use crate::limits::{Time, earlier};
 use crate::service::ConnKey;
@@ -28,6 +28,12 @@ impl<E: Engine> Shard<E> {
         }
         if let Some(wake) = self.env.next_wake() {
             self.next_tick = self.next_tick.min(wake);
+        }
+        if self.env.budget.is_short() {
+            self.next_tick = self.next_tick.min(self.silent_look);
+        }
+        if let Some(at) = self.give_back.due(&self.env.budget) {
+            self.next_tick = self.next_tick.min(at);
         }
         if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
             let at = rustix::time::Timespec {
@@ -84,6 +90,14 @@ impl<E: Engine> Shard<E> {
         while let Some(index) = self.deadlines.pop_expired(now) {
             self.deadline_came(index, now);
         }
+        if self.env.budget.is_short() && now >= self.silent_look {
+            self.silent_look = now.plus_ms((self.env.limits.pressure_timeout_ms / 4).max(1));
+            self.close_silent();
+        }
+        if self.give_back.take(&mut self.env.budget, now) {
+            self.env.buffers.free_kept();
+            give_back::trim();
+        }
         if let Some(Draining { handshakes_until: Some(until), .. }) = self.draining
             && now >= until
         {
@@ -102,6 +116,31 @@ impl<E: Engine> Shard<E> {
         let accept = self.accept_again.iter().map(|(_, when)| *when).min();
         let next = [self.deadlines.next_turn(), drain.filter(|at| *at > now), accept].into_iter().flatten().min();
         self.next_tick = next.unwrap_or(NEVER);
+    }
+
+    /// Closes silent peers, so that the time of those that wait for memory does not depend on their number.
+    fn close_silent(&mut self) {
+        let mut silent = Vec::new();
+        for (index, place) in self.places.iter_mut().enumerate() {
+            let Some(conn) = place.conn.as_mut().filter(|conn| conn.phase == Phase::Open) else { continue };
+            let Stream::Served(stream) = &mut conn.stream else { continue };
+            let Some(known) = stream.silent(&self.env) else { continue };
+            // Under a kernel half the socket does not tell of all that arrived.
+            let tells = conn.assist.is_none() || conn.reading != Reading::Off;
+            if !tells || rustix::io::ioctl_fionread(&conn.socket).unwrap_or(0) > 0 {
+                stream.note_unread(self.env.now);
+            } else {
+                silent.push((known, ConnKey { index: index as u32, generation: place.generation }));
+            }
+        }
+        silent.sort_unstable();
+        while self.env.budget.keeps_too_much(&self.env.limits)
+            && let Some((_, key)) = silent.pop()
+        {
+            if let Some((stream, env)) = self.served(key) {
+                stream.close_silent(env);
+            }
+        }
     }
 
     fn deadline_came(&mut self, index: u32, now: Time) {

@@ -5,16 +5,21 @@ use super::{Call, Failed, Replies, Result, SYNTAX, integer};
 use crate::clients::Client;
 
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+const LONG_NAME: &str = "ERR Client names have at most 64 bytes.";
+
+/// Longest name of a connection, or of its library: each connection may keep three for as long as it is open.
+const LABEL_BYTES_MAX: usize = 64;
 
 /// A name, whose letters are visible.
 fn label(text: &[u8]) -> Option<Box<str>> {
-    let is_visible = text.iter().all(u8::is_ascii_graphic);
+    let is_visible = text.len() <= LABEL_BYTES_MAX && text.iter().all(u8::is_ascii_graphic);
     std::str::from_utf8(text).ok().filter(|_| is_visible).map(Box::from)
 }
 
 /// The name of a connection.
 pub(super) fn name(text: &[u8]) -> Result<Box<str>> {
-    label(text).ok_or_else(|| BAD_NAME.into())
+    let why = if text.len() > LABEL_BYTES_MAX { LONG_NAME } else { BAD_NAME };
+    label(text).ok_or_else(|| why.into())
 }
 
 fn lower(text: &[u8]) -> String {

@@ -79,6 +79,8 @@ pub(crate) struct Session {
     pub(crate) backup: Option<Backup>,
     /// Most bytes that the strings of a reply may have: it follows from the limits of the connection.
     pub(crate) reply_bytes_max: usize,
+    /// Bytes that the connection may keep beyond what it keeps now, for a transaction.
+    pub(crate) room_bytes: usize,
     /// The peer is there by TCP.
     pub(crate) is_tcp: bool,
 }
@@ -334,6 +336,62 @@ fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
         return Err(elsewhere);
     }
     Ok(asked)
+}
+
+/// Commands without keys whose replies are short. Of those that are not here a reply may have any length.
+const SHORT_WITHOUT_KEYS: [&str; 19] = [
+    "asking",
+    "auth",
+    "dbsize",
+    "discard",
+    "flushall",
+    "flushdb",
+    "hello",
+    "lastsave",
+    "multi",
+    "ping",
+    "quit",
+    "readonly",
+    "readwrite",
+    "reset",
+    "save",
+    "select",
+    "time",
+    "unwatch",
+    "wait",
+];
+
+/// Most bytes that the reply to a command may have, from what the index knows of its keys.
+pub(crate) fn reply_bytes(shard: &mut KvShard, session: &Session, command: &[u8], now_ms: u64) -> usize {
+    let bytes_max = session.reply_bytes_max;
+    if has_short_reply(command) {
+        return 0;
+    }
+    let Some(args) = Arguments::of(command).map(|args| args.collect::<SmallVec<[&[u8]; SPANS_MAX]>>()) else {
+        // A line: there are no long ones.
+        return if command.len() < 16 && !session.transaction.is_open() { 0 } else { bytes_max };
+    };
+    let Some(asked) = Asked::of(&args).filter(|asked| asked.takes(args.len())) else { return 0 };
+    let name = asked.name();
+    if session.transaction.is_open() && !NEVER_QUEUED.contains(&name) || SHORT_WITHOUT_KEYS.contains(&name) {
+        // What it was sent, at most.
+        return command.len();
+    }
+    let keys: SmallVec<[&[u8]; SPANS_MAX]> = asked.keys(&args).collect();
+    if keys.is_empty() {
+        return bytes_max;
+    }
+    let value_bytes = |got: Option<Got<'_>>| match got {
+        None => 0,
+        Some(got) if got.shape == Shape::String => got.value_bytes(),
+        Some(_) => bytes_max,
+    };
+    /// Of an element, around its bytes.
+    const AROUND_BYTES: usize = 32;
+    let (values, _) = shard.shard.read(&keys, now_ms, |view| {
+        keys.iter().fold(0_usize, |sum, key| sum.saturating_add(value_bytes(view.get(key)) + AROUND_BYTES))
+    });
+    values.saturating_add(command.len()).min(bytes_max)
 }
 
 /// True if a command of this server has the name.

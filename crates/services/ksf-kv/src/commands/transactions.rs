@@ -11,8 +11,6 @@ use ksf_store::update::Seen;
 use super::table::Asked;
 use super::{Call, Done, Failed, Result, run};
 
-/// Bytes of the commands of a transaction, and of the keys that a connection watches.
-const BYTES_MAX: usize = 8 << 20;
 /// What a command or a watched key takes beside its bytes.
 const EACH_BYTES: usize = 64;
 
@@ -44,10 +42,16 @@ impl Transaction {
         self.refused |= self.is_open();
     }
 
-    fn take_bytes(&mut self, words: &[&[u8]]) -> Result {
-        let more: usize = words.iter().map(|word| word.len() + EACH_BYTES).sum();
-        if self.bytes + more > BYTES_MAX {
-            return Err(Failed(format!("ERR a transaction and its watched keys have at most {BYTES_MAX} bytes")));
+    /// Memory of queued commands and watched keys.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts what is to be kept. `room_bytes`: what the connection may keep beyond what it keeps now.
+    fn take_bytes(&mut self, words: &[&[u8]], room_bytes: usize) -> Result {
+        let more = EACH_BYTES + words.iter().map(|word| word.len() + EACH_BYTES).sum::<usize>();
+        if more > room_bytes {
+            return Err("OOM no room for more of a transaction or for more watched keys".into());
         }
         self.bytes += more;
         Ok(())
@@ -77,8 +81,9 @@ pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
         // Of these the transaction has some locked.
         return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
     }
+    let room_bytes = call.session.room_bytes;
     let transaction = &mut call.session.transaction;
-    transaction.take_bytes(call.args)?;
+    transaction.take_bytes(call.args, room_bytes)?;
     if let Some(queue) = &mut transaction.queue {
         queue.push(call.args.iter().map(|word| word.to_vec()).collect());
     }
@@ -110,7 +115,8 @@ pub(super) fn watch(call: &mut Call<'_, '_>) -> Result {
         return Err("ERR WATCH inside MULTI is not allowed".into());
     }
     let keys = &call.args[1..];
-    call.session.transaction.take_bytes(keys)?;
+    let room_bytes = call.session.room_bytes;
+    call.session.transaction.take_bytes(keys, room_bytes)?;
     let seen = call.read(keys, |view| keys.iter().map(|key| (key.to_vec(), view.see(key))).collect::<Vec<_>>());
     call.session.transaction.watched.extend(seen);
     call.write().ok();

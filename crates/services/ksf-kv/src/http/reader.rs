@@ -150,6 +150,21 @@ impl Reader {
         FramingError::Malformed
     }
 
+    /// True if the reply to what was cut last is a status.
+    pub(crate) fn has_short_reply(&self) -> bool {
+        match (&self.piece, &self.open) {
+            (Some(Piece::Head(_)), _) => true,
+            (Some(Piece::Whole(request)), _) => request.has_short_reply(),
+            (_, Some(open)) => open.request.has_short_reply(),
+            _ => false,
+        }
+    }
+
+    /// Bytes of a head whose body is to come.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.open.as_ref().and_then(|open| open.head.as_ref()).map_or(0, Vec::capacity)
+    }
+
     /// What the message is that was cut last.
     pub(crate) fn take(&mut self, message: &[u8]) -> Option<Taken> {
         match self.piece.take()? {
