@@ -178,23 +178,25 @@ fn connections_made_before_a_drain_are_not_reset() {
 }
 
 /// A server that drains and is kept from its end by a deferred reply; who is waited for, and the reply.
-fn draining(engine: EngineKind, server: Server, service: &Recorder, mut waits: impl Read + Write) -> Draining {
+fn draining<W: Read + Write>(engine: EngineKind, server: Server, service: &Recorder, mut waits: W) -> Draining<W> {
     waits.write_all(b"defer\n").unwrap();
     wait_until("it is read", || count(&server, "bytes_in") == 6);
     let ended = std::thread::spawn(move || server.drain().unwrap());
     let late = service.deferred.lock().unwrap().pop().unwrap();
-    Draining { engine, ended, late }
+    Draining { engine, ended, late, waits }
 }
 
-struct Draining {
+struct Draining<W> {
     engine: EngineKind,
     ended: std::thread::JoinHandle<Drained>,
     late: Deferred,
+    /// Its peer: the server waits for no reply to one that is gone.
+    waits: W,
 }
 
-impl Draining {
+impl<W: Read + Write> Draining<W> {
     /// Connects until that is refused; then the server may end. Whom it took first is ended in an orderly way, or served.
-    fn refuses<S: Read + Write>(self, connect: impl Fn() -> std::io::Result<S>) {
+    fn refuses<S: Read + Write>(mut self, connect: impl Fn() -> std::io::Result<S>) {
         let mut taken = Vec::new();
         let refused = loop {
             match connect() {
@@ -210,6 +212,7 @@ impl Draining {
         drop(taken);
         assert!(!self.ended.is_finished(), "{}: it ended before its last reply", self.engine);
         self.late.reply(b"late".to_vec());
+        expect(&mut self.waits, b"late");
         self.ended.join().unwrap();
     }
 }
