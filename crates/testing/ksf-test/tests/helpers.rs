@@ -14,7 +14,13 @@ static COUNTING: Counting = Counting;
 /// Runs a helper below as `cargo test` would: the test runner shows what a test prints only if that test fails.
 fn run_test(test: &str, env: &[(&str, &str)]) -> Output {
     let mut command = Helper::command(test);
-    command.env_remove("CI").env_remove("KSF_TEST_SEED").envs(env.iter().copied()).output().unwrap()
+    command
+        .env_remove("CI")
+        .env_remove("KSF_TEST_SEED")
+        .env_remove("KSF_TEST_SKIPPED")
+        .envs(env.iter().copied())
+        .output()
+        .unwrap()
 }
 
 #[test]
