@@ -37,10 +37,12 @@ finish() {
     exit
 }
 
-# One process for each test. Where the runner could not be installed, the tests of an executable share one.
+# One process for each test, twice as many at a time as there are CPUs: a test waits for sockets, disks and emulated machines more than it
+# computes. Where the runner could not be installed, the tests of an executable share one process.
 run_tests() {
     if [ -x "$target/tools/bin/cargo-nextest" ]; then
-        PATH=$target/tools/bin:$PATH $cargo nextest run --workspace --locked --cargo-quiet --profile "$kind" "$@"
+        PATH=$target/tools/bin:$PATH $cargo nextest run --workspace --locked --cargo-quiet --profile "$kind" \
+            --test-threads $((2 * $(nproc))) "$@"
     else
         $cargo test --workspace --locked --no-fail-fast "$@"
     fi
