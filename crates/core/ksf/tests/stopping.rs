@@ -134,8 +134,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
         sends.write_all(b"ne\n").unwrap();
         expect(&mut sends, b"half a line\n");
         expect_end(&mut sends);
-        let late = service.deferred.lock().unwrap().pop().unwrap();
-        late.reply(b"late".to_vec());
+        service.wait_for_deferred().reply(b"late".to_vec());
         expect(&mut waits, b"late\n");
         expect_end(&mut waits);
         drop((idle, sends, waits));
@@ -180,9 +179,8 @@ fn connections_made_before_a_drain_are_not_reset() {
 /// A server that drains and is kept from its end by a deferred reply; who is waited for, and the reply.
 fn draining<W: Read + Write>(engine: EngineKind, server: Server, service: &Recorder, mut waits: W) -> Draining<W> {
     waits.write_all(b"defer\n").unwrap();
-    wait_until("it is read", || count(&server, "bytes_in") == 6);
+    let late = service.wait_for_deferred();
     let ended = std::thread::spawn(move || server.drain().unwrap());
-    let late = service.deferred.lock().unwrap().pop().unwrap();
     Draining { engine, ended, late, waits }
 }
 
@@ -312,11 +310,10 @@ fn a_server_stops_with_answers_outstanding() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let mut peer = connect(&server);
         peer.write_all(b"defer\n").unwrap();
-        wait_until("it is deferred", || service.deferred.lock().unwrap().len() == 1);
+        let late = service.wait_for_deferred();
         drop(server);
         expect_end(&mut peer);
         // Nobody is left to hear it, and nothing breaks.
-        let late = service.deferred.lock().unwrap().pop().unwrap();
         late.reply(b"too late".to_vec());
     }
 }

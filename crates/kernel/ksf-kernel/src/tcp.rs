@@ -52,6 +52,13 @@ pub(crate) fn set_rcvlowat(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()>
     set_int(socket, libc::SO_RCVLOWAT, bytes as i32)
 }
 
+/// SO_RCVLOWAT.
+pub(crate) fn rcvlowat(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut value = [0; size_of::<u32>()];
+    sockopt(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &mut value)?;
+    Ok(u32::from_ne_bytes(value))
+}
+
 /// Sets SO_SNDBUF beyond the system's limit (needs CAP_NET_ADMIN), or up to it.
 pub(crate) fn set_sndbuf(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     set_int(socket, libc::SO_SNDBUFFORCE, bytes as i32).or_else(|_| set_int(socket, libc::SO_SNDBUF, bytes as i32))

@@ -33,6 +33,17 @@ impl Recorder {
     pub fn new(framing: Framing, order: Order) -> Arc<Self> {
         Arc::new(Self { framing, order, messages: Mutex::default(), deferred: Mutex::default() })
     }
+
+    /// The last of the answers that are owed, as soon as there is one. That bytes were received does not mean that they were
+    /// handed over.
+    pub fn wait_for_deferred(&self) -> Deferred {
+        let mut last = None;
+        ksf_test::wait_until("a message is deferred", || {
+            last = self.deferred.lock().unwrap().pop();
+            last.is_some()
+        });
+        last.unwrap()
+    }
 }
 
 impl Service for Recorder {
