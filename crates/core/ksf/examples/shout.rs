@@ -4,26 +4,28 @@ use std::sync::Arc;
 
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
-use ksf::{Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 struct Shout;
 
 impl Service for Shout {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "shout"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("shout", Framing::Delimiter(Delimiter::LF))
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.message(|line| line.extend(message.bytes().iter().map(u8::to_ascii_uppercase)));
     }
 }

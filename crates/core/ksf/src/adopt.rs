@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::framing::Framing;
 use crate::limits::{Limits, ServerLimits};
-use crate::service::{Peer, Service};
+use crate::service::{Peer, Profile, WorkerService};
 use crate::stats::Stats;
 
 /// Takes accepted connections: a multiplexor, for instance. It answers them, keeps the limits, and counts.
@@ -39,7 +39,7 @@ pub enum OnShardsOnly {
         /// Its name.
         service: String,
     },
-    /// It says so by [`Service::needs_shards`].
+    /// It says so by [`Profile::needs_shards`].
     #[error("the service {service} dials out, and only shards have outgoing connections: run it without workers")]
     DialsOut {
         /// Its name.
@@ -52,15 +52,12 @@ pub enum OnShardsOnly {
 /// # Errors
 ///
 /// What it needs that only shards have.
-pub fn check<S: Service>(service: &S) -> Result<(), OnShardsOnly> {
-    let name = || service.name().to_owned();
-    if service.needs_shards() {
-        return Err(OnShardsOnly::DialsOut { service: name() });
+pub fn check<S: WorkerService>(service: &S) -> Result<(), OnShardsOnly> {
+    match service.profile() {
+        Profile { name, needs_shards: true, .. } => Err(OnShardsOnly::DialsOut { service: name.to_owned() }),
+        Profile { name, framing: Framing::Custom, .. } => Err(OnShardsOnly::CutsItself { service: name.to_owned() }),
+        _ => Ok(()),
     }
-    if service.framing() == Framing::Custom {
-        return Err(OnShardsOnly::CutsItself { service: name() });
-    }
-    Ok(())
 }
 
 /// A connection on its way to its [`Adopter`].

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,7 @@ use crate::env::Env;
 use crate::files::{Begun, NoFileReplies};
 use crate::limits::ServerLimits;
 use crate::listener::DatagramPeer;
+use crate::logged::{Mode, Unlogged};
 use crate::output::{Output, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, Pieces};
@@ -23,11 +25,15 @@ use sync::Event;
 
 /// The right, and the duty, to answer one message. Dropping it without an answer (a panicked task) closes the
 /// connection with a counted reason: a request that was read is never forgotten.
+///
+/// The mode `M` is that of the reply it was made from. One of a [`Logged`](crate::logged::Logged) service can be resumed, or need no
+/// reply; it cannot be answered past the gate.
 #[derive(Debug)]
-pub struct Deferred {
+pub struct Deferred<M: Mode = Unlogged> {
     route: Route,
     target: Target,
     answered: bool,
+    mode: PhantomData<M>,
 }
 
 /// The way an answer takes.
@@ -44,14 +50,6 @@ pub trait Answers: fmt::Debug + Send + Sync {
 }
 
 impl Deferred {
-    pub(crate) fn new(env: &Env, target: Target) -> Self {
-        let route = match &env.answers {
-            Some(answers) => Route::Elsewhere(Arc::clone(answers)),
-            None => Route::Shard(Arc::clone(&env.mailbox)),
-        };
-        Self { route, target, answered: false }
-    }
-
     /// Answers with this body; header and trailer of the framing are added.
     pub fn reply(mut self, body: Vec<u8>) {
         self.answer(Answer::Bytes(body));
@@ -111,6 +109,16 @@ impl Deferred {
         write(&mut Pieces::stream(&mut output, spares, takes_files))?;
         Ok(Answer::Pieces(output))
     }
+}
+
+impl<M: Mode> Deferred<M> {
+    pub(crate) fn new(env: &Env, target: Target) -> Self {
+        let route = match &env.answers {
+            Some(answers) => Route::Elsewhere(Arc::clone(answers)),
+            None => Route::Shard(Arc::clone(&env.mailbox)),
+        };
+        Self { route, target, answered: false, mode: PhantomData }
+    }
 
     /// Lets the message be without an answer: it needs none.
     pub fn no_reply(mut self) {
@@ -118,7 +126,7 @@ impl Deferred {
     }
 
     /// Goes on with the message on its connection, on the shard's thread: the service's
-    /// [`resume`](crate::ShardService::resume) is called with `state`, and its reply takes the message's place. Where a
+    /// [`resume`](crate::Service::resume) is called with `state`, and its reply takes the message's place. Where a
     /// message did not come from a shard, or is a datagram, there is no way back: the message counts as abandoned.
     pub fn resume(mut self, state: impl Any + Send) {
         self.answer(Answer::Resume(Box::new(state)));
@@ -150,7 +158,7 @@ impl Deferred {
     }
 }
 
-impl Drop for Deferred {
+impl<M: Mode> Drop for Deferred<M> {
     fn drop(&mut self) {
         if !self.answered {
             self.answer(Answer::Abandoned);

@@ -10,6 +10,7 @@ use crate::deferred::{Answer, Answers, Deferred, Mail, Mailbox};
 use crate::files::ShardFiles;
 use crate::gates::{Gate, Gates, LogId};
 use crate::limits::{Limits, ServerLimits, Time};
+use crate::logged::Mode;
 use crate::outgoing::{ExchangeRequest, ExchangeWork};
 use crate::output::Spares;
 use crate::pool::{Chunk, Pool};
@@ -112,7 +113,7 @@ impl Env {
     }
 
     /// Answers a deferred message of this shard in this turn.
-    pub(crate) fn answer(&mut self, deferred: Deferred, answer: Answer) {
+    pub(crate) fn answer<M: Mode>(&mut self, deferred: Deferred<M>, answer: Answer) {
         if let Some(mail) = deferred.answer_here(&self.mailbox, answer) {
             self.answered.push(mail);
         }
@@ -147,8 +148,8 @@ impl Env {
         self.answered.drain(..).filter_map(crate::deferred::delivery).collect()
     }
 
-    /// When a service wants a turn end though nothing happens ([`Turn::wake_at`](crate::shard_service::Turn::wake_at)), the
-    /// earliest of all; for code that plays the shard, which calls [`OnShard::wake`](crate::shard_service::OnShard::wake) then.
+    /// When a service wants a turn end though nothing happens ([`Turn::wake_at`](crate::Turn::wake_at)), the
+    /// earliest of all; for code that plays the shard, which calls [`OnShard::wake`](crate::session::OnShard::wake) then.
     pub fn next_wake(&self) -> Option<Time> {
         self.wakes.iter().map(|(_, at)| *at).min()
     }

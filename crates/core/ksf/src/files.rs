@@ -1,7 +1,7 @@
 //! Operations on files, on the engine of the shard that wants them.
 //!
-//! A service takes its [`Files`] when it [starts](crate::ShardService::start), and begins an operation from any of its
-//! calls. What became of it is told by [`ShardService::file_done`](crate::ShardService::file_done), as an event of a later
+//! A service takes its [`Files`] when it [starts](crate::Service::start), and begins an operation from any of its
+//! calls. What became of it is told by [`Service::file_done`](crate::Service::file_done), as an event of a later
 //! turn. Memory and files move into an operation and come back with its end, so neither can be freed or changed while the
 //! kernel uses it, and many operations may be under way at a time.
 //!
@@ -20,7 +20,7 @@
 //!
 //! **Bounds.** [`Limits::file_ops_max`](crate::limits::Limits::file_ops_max) operations with
 //! [`Limits::file_bytes_max`](crate::limits::Limits::file_bytes_max) bytes are under way per shard; the next one is
-//! refused, and comes back. [`ShardService::files_have_room`](crate::ShardService::files_have_room) tells the service when it may
+//! refused, and comes back. [`Service::files_have_room`](crate::Service::files_have_room) tells the service when it may
 //! try again. While there is no room, no connection of a service that took its [`Files`] is read, and none of its messages is
 //! handed over; those that wait, services and connections, go on in the order in which they began to wait.
 //!
@@ -410,7 +410,7 @@ pub struct FileRefused {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// `file_ops_max` are under way. It may be tried again when
-    /// [there is room](crate::ShardService::files_have_room).
+    /// [there is room](crate::Service::files_have_room).
     #[error("{limit} operations are under way, which is file_ops_max")]
     Operations {
         /// The limit.

@@ -35,13 +35,14 @@ pub mod server;
 pub mod service;
 pub mod session;
 mod shard;
-pub mod shard_service;
 pub mod spin;
 pub mod stats;
 pub mod status_socket;
 pub mod tasks;
+mod turn;
 
 pub use error::{CloseReason, Error};
+pub use logged::Unlogged;
 pub use server::Server;
-pub use service::{Message, Order, Peer, Pieces, Refused, Reply, Service};
-pub use shard_service::{Closer, Profile, ShardService, Turn, Waker};
+pub use service::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, SessionState, WorkerService};
+pub use turn::{Closer, Releaser, Turn, Waker};

@@ -20,7 +20,7 @@ pub struct Limits {
     pub fragments_max: u32,
     /// Time from the first byte of a message to its last, not prolonged by progress: a trickling peer is cut off.
     /// Where a service is handed a message in parts, the time of the rest begins with each part
-    /// ([`Service::awaits_rest`](crate::Service::awaits_rest)).
+    /// ([`SessionState::awaits_rest`](crate::service::SessionState::awaits_rest)).
     pub assembly_timeout_ms: u64,
     /// Time without a byte in either direction after which a connection is closed; 0: never.
     pub idle_timeout_ms: u64,

@@ -18,8 +18,8 @@ use crate::gates::Gates;
 use crate::limits::{Limits, ServerLimits};
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
 use crate::pool::{Memory, Opened, Pool, PoolSpec, PoolUsage};
+use crate::service::Service;
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
-use crate::shard_service::ShardService;
 use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
@@ -132,12 +132,7 @@ impl Builder {
     }
 
     /// Serves `service` at `addr`, with a kernel half in front where there is one (TCP only).
-    pub fn listen<S: ShardService>(
-        mut self,
-        addr: ListenAddr,
-        service: Arc<S>,
-        assist: Option<Arc<dyn Assist>>,
-    ) -> Self {
+    pub fn listen<S: Service>(mut self, addr: ListenAddr, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
         let source = Source::Bind(addr);
         self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None, limits: None });
         self
@@ -145,12 +140,7 @@ impl Builder {
 
     /// Serves `service` on a socket that another process has bound (socket activation), and that others may listen on when
     /// this server stops: connections that come from then on wait there for them.
-    pub fn inherit<S: ShardService>(
-        mut self,
-        socket: OwnedFd,
-        service: Arc<S>,
-        assist: Option<Arc<dyn Assist>>,
-    ) -> Self {
+    pub fn inherit<S: Service>(mut self, socket: OwnedFd, service: Arc<S>, assist: Option<Arc<dyn Assist>>) -> Self {
         let source = Source::Inherit(socket);
         self.listeners.push(Planned { source, service: Arc::new(service), assist, adopter: None, limits: None });
         self

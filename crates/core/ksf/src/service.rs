@@ -7,41 +7,152 @@ use std::net::SocketAddr;
 use crate::deferred::Target;
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
+use crate::files::FileDone;
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
+use crate::logged::{Mode, Unlogged};
 use crate::outgoing::Upstream;
 use crate::output::Output;
 use crate::pool::Chunk;
+use crate::turn::Turn;
 
 mod pieces;
 mod reply;
 
 pub use pieces::Pieces;
-pub(crate) use reply::{COPY_BYTES_MAX, Sink};
+pub(crate) use reply::{COPY_BYTES_MAX, Said, Sink};
 pub use reply::{EXPECTED_REPLY_BYTES, Reply};
+
+/// What a shard must know of a service before its first connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile<'a> {
+    /// Name in messages and counters.
+    pub name: &'a str,
+    /// How a byte stream is cut into messages. Datagrams are messages as they are.
+    pub framing: Framing,
+    /// Whether replies must leave in the order of their requests. They must, by default.
+    pub order: Order,
+    /// True when the service keeps messages beyond [`Service::call`]: those that did not arrive in one slot are then
+    /// made keepable without a further copy. False by default.
+    pub keeps_messages: bool,
+    /// True for protocols in which the peer speaks first. A connection is then accepted when its first bytes are here
+    /// (TCP_DEFER_ACCEPT, tcp(7)), and they are received at once: one wake-up less per connection. A peer that says
+    /// nothing stays in the kernel, without a socket, and is accepted a second later. False by default.
+    pub peer_speaks_first: bool,
+    /// False if the service does not ask for the address of a peer: [`Peer::Unnamed`] then saves a system call per connection.
+    /// True by default.
+    pub needs_peer_addresses: bool,
+    /// True if [`Service::turn_end`] is to be called. False by default.
+    pub turn_ends: bool,
+    /// True if the service does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Code that calls services elsewhere
+    /// refuses it at start ([`adopt::check`](crate::adopt::check)). False by default.
+    pub needs_shards: bool,
+}
+
+impl<'a> Profile<'a> {
+    /// A service with ordered replies, and nothing special.
+    pub fn new(name: &'a str, framing: Framing) -> Self {
+        Self {
+            name,
+            framing,
+            order: Order::Requests,
+            keeps_messages: false,
+            peer_speaks_first: false,
+            needs_peer_addresses: true,
+            turn_ends: false,
+            needs_shards: false,
+        }
+    }
+}
 
 /// A service: how the stream is cut into messages, and what answers them.
 ///
-/// One value serves all shards, so it is shared between threads; what belongs to one connection lives in
-/// [`Service::Conn`] and is touched by one thread at a time, without a lock.
+/// One value serves all shards, so it is shared between threads. What belongs to one shard or to one connection is handed to
+/// each call without a lock: a call runs on the thread of the shard, and no other call of this service runs there meanwhile.
+///
+/// Five items have no default: three types, [`profile`](Self::profile), [`start`](Self::start), [`accept`](Self::accept) and
+/// [`call`](Self::call). A service with `Shard = ()` and `Mode = Unlogged` may also run on the [workers](crate::adopt) of a
+/// multiplexor.
 pub trait Service: Send + Sync + 'static {
-    /// Private state of one connection (of one socket, for datagrams).
-    type Conn: Send + 'static;
+    /// State of one shard, made on its thread, where it stays: `()` if there is none.
+    type Shard: 'static;
+    /// State of one connection, or of one datagram socket.
+    type Conn: 'static;
+    /// [`Unlogged`], or [`Logged`](crate::logged::Logged) for a service that promises durability: each of its replies then names the log
+    /// that it waits for.
+    type Mode: Mode;
 
-    /// Name in messages and counters.
-    fn name(&self) -> &str;
+    /// What a shard must know of the service.
+    fn profile(&self) -> Profile<'_>;
 
-    /// How a byte stream is cut into messages. Datagrams are messages as they are.
-    fn framing(&self) -> Framing;
+    /// Makes the state of a shard, on its thread, before it accepts anything.
+    ///
+    /// # Errors
+    ///
+    /// The service cannot work here; the server does not start.
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<Self::Shard>;
+
+    /// A connection was accepted, or a datagram socket opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`]: the service does not want it; it is closed and counted.
+    fn accept(&self, shard: &mut Self::Shard, peer: &Peer) -> Result<Self::Conn, Refused>;
+
+    /// Answers a message: at once, later ([`Reply::defer`]), behind a gate, several times, or not at all.
+    fn call(
+        &self,
+        shard: &mut Self::Shard,
+        conn: &mut Self::Conn,
+        message: &Message<'_>,
+        reply: &mut Reply<'_, Self::Mode>,
+    );
+
+    /// Goes on with a message that was deferred, back on its connection:
+    /// [`Deferred::resume`](crate::deferred::Deferred::resume) carried `state` here. The reply takes the message's place in the
+    /// order, and may be deferred once more. It is not called if the connection ended, and on shards only.
+    fn resume(
+        &self,
+        shard: &mut Self::Shard,
+        conn: &mut Self::Conn,
+        state: Box<dyn Any + Send>,
+        reply: &mut Reply<'_, Self::Mode>,
+    ) {
+        let _ = (shard, conn, state, reply);
+    }
+
+    /// The messages of a turn are through, of all connections; nothing of their replies has left yet. Called if the
+    /// [profile](Profile::turn_ends) says so, after turns in which the service was called, and when it
+    /// [asked for one](Turn::wake_at). After a panic here the service's logs on this shard are [lost](crate::gates), and the
+    /// connections end whose replies wait for them; the others go on.
+    fn turn_end(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
+        let _ = (shard, turn);
+    }
+
+    /// An operation ended that the service began with its [`Files`](crate::files::Files). Each one ends once, also when the server
+    /// stops; only one that the kernel does not let go of in time does not. A panic is as one in [`turn_end`](Self::turn_end).
+    fn file_done(&self, shard: &mut Self::Shard, done: FileDone, turn: &mut Turn<'_>) {
+        let _ = (shard, done, turn);
+    }
+
+    /// There is room for operations on files again, after one of this service was refused on this shard: the service can try
+    /// again those that it kept. It is called again if one is refused again.
+    fn files_have_room(&self, shard: &mut Self::Shard, turn: &mut Turn<'_>) {
+        let _ = (shard, turn);
+    }
 
     /// Cuts the next part off `buf`, where the framing is [`Framing::Custom`]: the unconsumed front of the stream.
     /// `scanned` bytes of it were in an earlier call that returned [`Frame::Incomplete`]. A [`Frame::Part`] must be the
     /// last of its message, without header and trailer, and not empty. A service that returns one may change `conn`: the
     /// part is handed to [`Service::call`] next. If it is longer than `buf` it is put together first, and must not be longer
     /// than `message_bytes_max`; what is there in full may be.
+    ///
+    /// # Errors
+    ///
+    /// The bytes make no sense; the connection is closed.
     fn cut(&self, conn: &mut Self::Conn, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         let _ = (conn, limits);
-        self.framing().parse(buf, scanned)
+        self.profile().framing.parse(buf, scanned)
     }
 
     /// Most bytes that may arrive before [`Service::cut`] tells how a message goes on; `limits.header_bytes_max` unless said
@@ -50,61 +161,43 @@ pub trait Service: Send + Sync + 'static {
         limits.header_bytes_max
     }
 
-    /// True if what was handed over last is a part of a message, of which the next part is to come: it has
-    /// [`assembly_timeout_ms`](Limits::assembly_timeout_ms) from now to arrive. Asked after each call of [`call`](Self::call), where the
-    /// framing is [`Framing::Custom`]; false unless said otherwise.
-    fn awaits_rest(&self, conn: &Self::Conn) -> bool {
-        let _ = conn;
-        false
-    }
-
     /// Last words to a peer whose connection is about to be closed for what it sent, or for how slowly: malformed,
     /// too long, or not whole in time. Nothing, unless said otherwise. They leave behind the replies that wait already.
-    fn refuse(&self, conn: &mut Self::Conn, reason: CloseReason, reply: &mut Reply<'_>) {
-        let _ = (conn, reason, reply);
-    }
-
-    /// Goes on with a message that was deferred, back on its connection:
-    /// [`Deferred::resume`](crate::deferred::Deferred::resume) carried `state` here. The reply takes the message's place, and
-    /// may be deferred once more. It is not called if the connection ended, and on shards only.
-    fn resume(&self, conn: &mut Self::Conn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
-        let _ = (conn, state, reply);
+    fn refuse(
+        &self,
+        shard: &mut Self::Shard,
+        conn: &mut Self::Conn,
+        reason: CloseReason,
+        reply: &mut Reply<'_, Self::Mode>,
+    ) {
+        let _ = (shard, conn, reason, reply);
     }
 
     /// Something happened to the exchange of a connection ([`crate::outgoing`]). Replies leave at once, but behind those that
     /// are held back: by a deferred reply where order matters, or by a gate.
-    fn upstream(&self, conn: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
-        let _ = (conn, event, reply);
+    fn upstream(
+        &self,
+        shard: &mut Self::Shard,
+        conn: &mut Self::Conn,
+        event: Upstream,
+        reply: &mut Reply<'_, Self::Mode>,
+    ) {
+        let _ = (shard, conn, event, reply);
     }
 
-    /// True for protocols in which the peer speaks first. A connection is then accepted when its first bytes are here
-    /// (TCP_DEFER_ACCEPT, tcp(7)), and they are received at once: one wake-up less per connection. A peer that says
-    /// nothing stays in the kernel, without a socket, and is accepted a second later.
-    fn peer_speaks_first(&self) -> bool {
-        false
+    /// Most bytes that the reply to a message may have. The shard asks before it hands the message over while it owes more
+    /// than half of `shard_bytes_max`; a message whose reply may be long then waits until there is room. 0 by default, so a
+    /// service whose replies can be much longer than its requests answers this.
+    fn reply_bytes(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &[u8]) -> usize {
+        let _ = (shard, conn, message);
+        0
     }
 
-    /// False if the service does not ask for the address of a peer: [`Peer::Unnamed`] then saves a system call per connection.
-    fn needs_peer_addresses(&self) -> bool {
-        true
+    /// What the shard must know of the state of a connection: [`SessionState`]. The shard asks after each call for the connection.
+    fn session(&self, conn: &Self::Conn) -> SessionState {
+        let _ = conn;
+        SessionState::default()
     }
-
-    /// Whether replies must leave in the order of their requests.
-    fn order(&self) -> Order {
-        Order::Requests
-    }
-
-    /// True when the service keeps messages beyond [`Service::call`]: those that did not arrive in one slot are then
-    /// made keepable without a further copy.
-    fn keeps_messages(&self) -> bool {
-        false
-    }
-
-    /// A connection was accepted, or a datagram socket opened.
-    fn accept(&self, peer: &Peer) -> Result<Self::Conn, Refused>;
-
-    /// Answers a message: at once, later ([`Reply::defer`]), several times, or not at all.
-    fn call(&self, conn: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>);
 
     /// A further state for the same connection, so that two of its messages can be worked on at once where the service
     /// has several [workers](crate::adopt). `None`, unless said otherwise: they are worked on one after the other.
@@ -115,28 +208,14 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// The connection ended.
-    fn close(&self, conn: Self::Conn) {
+    fn close(&self, shard: &mut Self::Shard, conn: Self::Conn) {
+        let _ = shard;
         drop(conn);
     }
 
-    /// Most bytes that the reply to a message may have. The shard asks before it hands the message over while it owes more
-    /// than half of `shard_bytes_max`; a message whose reply may be long then waits until there is room. 0 by default, so a
-    /// service whose replies can be much longer than its requests answers this.
-    fn reply_bytes(&self, conn: &mut Self::Conn, message: &[u8]) -> usize {
-        let _ = (conn, message);
-        0
-    }
-
-    /// What the state of a connection means for the memory of its shard: [`SessionState`].
-    fn session(&self, conn: &Self::Conn) -> SessionState {
-        let _ = conn;
-        SessionState::default()
-    }
-
-    /// True if it does what only shards can: [`Reply::dial`] or [`Reply::hold`]. Code that calls services elsewhere
-    /// refuses it at start ([`adopt::check`](crate::adopt::check)).
-    fn needs_shards(&self) -> bool {
-        false
+    /// The shard ends; no connection is left.
+    fn stop(&self, shard: Self::Shard) {
+        drop(shard);
     }
 
     /// Counters of the service's own: name and value.
@@ -145,14 +224,23 @@ pub trait Service: Send + Sync + 'static {
     }
 }
 
-/// What a shard asks of the state of a connection when memory is short.
+/// A service that may run outside of shards, on the [workers](crate::adopt) of a multiplexor: without state on shards and without
+/// logs. Every such service is one.
+pub trait WorkerService: Service<Shard = (), Mode = Unlogged, Conn: Send> {}
+
+impl<S: Service<Shard = (), Mode = Unlogged, Conn: Send>> WorkerService for S {}
+
+/// What a shard asks of the state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionState {
     /// The peer has not told who it is, as it must: it is closed before others are. False by default.
     pub is_stranger: bool,
     /// Bytes that the state keeps because of what the peer sent, beyond a fixed size: they are counted with what the shard
-    /// owes. The shard asks after each call. A service adds no more than [`Reply::session_room`] at a time. 0 by default.
+    /// owes. A service adds no more than [`Reply::session_room`] at a time. 0 by default.
     pub bytes: usize,
+    /// Of a service with [`Framing::Custom`]: the message that was handed over last is a part, of which the next part is to come.
+    /// It has [`assembly_timeout_ms`](Limits::assembly_timeout_ms) from now to arrive. False by default.
+    pub awaits_rest: bool,
 }
 
 /// Order of replies on a stream.
@@ -176,7 +264,7 @@ pub enum Peer {
     Tcp(SocketAddr),
     /// A Unix-domain stream connection.
     Unix,
-    /// A stream connection whose peer was not asked for ([`Service::needs_peer_addresses`]).
+    /// A stream connection whose peer was not asked for ([`Profile::needs_peer_addresses`]).
     Unnamed,
     /// A datagram from this address; for [`Service::accept`], the address the socket is bound to.
     Udp(SocketAddr),
@@ -262,7 +350,7 @@ impl<'a> Message<'a> {
     /// occupies no more than that. A longer one, and any if all short slots are taken or the shard has none, stays where it was
     /// received: the slot is counted, not copied, as long as no more than half of the shard's slots are kept; beyond that the
     /// message is copied to the heap, so that there is always a slot to receive into. One that was put together from several
-    /// slots is copied to the heap, unless the service said that it [keeps messages](Service::keeps_messages).
+    /// slots is copied to the heap, unless the service said that it [keeps messages](Profile::keeps_messages).
     /// [`Chunk::name`] tells which it was.
     pub fn keep(&self) -> Chunk {
         match self.origin {
@@ -314,7 +402,7 @@ pub struct CallOutcome {
 
 /// Calls a service outside of a shard, for code that moves the bytes of streams in another way. Replies are appended to
 /// `output`, framed; `ticket` is what deferred ones will be known by, `expected_bytes` what one of them is assumed to need.
-pub fn call_outside<S: Service>(
+pub fn call_outside<S: WorkerService>(
     service: &S,
     conn: &mut S::Conn,
     message: &Message<'_>,
@@ -325,8 +413,8 @@ pub fn call_outside<S: Service>(
 ) -> CallOutcome {
     let target = Target::Stream { key: message.key, ticket, work_bytes: 0 };
     // The message itself is counted by the caller, which keeps it.
-    let mut reply = Reply::new(service.framing(), Sink::Stream(output), env, target, 0);
-    reply.expected_bytes = expected_bytes;
-    service.call(conn, message, &mut reply);
-    CallOutcome { deferred: reply.deferred, work_bytes: reply.work_bytes, close: reply.close }
+    let mut said = Said::new(service.profile().framing, target, 0);
+    said.expected_bytes = expected_bytes;
+    service.call(&mut (), conn, message, &mut Reply::new(Sink::Stream(output), env, &mut said));
+    CallOutcome { deferred: said.deferred, work_bytes: said.work_bytes, close: said.close }
 }

@@ -3,69 +3,168 @@
 //! ```text
 //!   Connection ─────┬─► ServiceInfo   what is the same for all messages: framing, order, room for operations on files
 //!   DatagramService ┤                 (one for each service on a shard, read without a call)
-//!                   └─► dyn Session   two virtual calls per message: the call, and what the state keeps
-//!                          └─ SessionOf<S>: state of the connection, OnShard<S> ─► state of the shard ─► ShardService::call
+//!                   └─► dyn Session   one virtual call per message, which tells what the state of the connection is then
+//!                          └─ SessionOf<S>: state of the connection, OnShard<S> ─► state of the shard ─► Service::call
 //! ```
 //!
 //! A session lies at the end of the memory of its connection, so that neither costs an allocation of its own. What is around it
 //! is compiled once, whatever the services.
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::env::Env;
 use crate::error::{CloseReason, FramingError};
 use crate::framing::{Frame, Framing};
 use crate::limits::Limits;
 use crate::outgoing::Upstream;
-use crate::service::{Message, Order, Peer, Refused, Reply, SessionState};
-use crate::shard_service::{OnShard, ShardService};
+use crate::service::{Message, Order, Peer, Profile, Refused, Reply, Service, SessionState};
+use crate::turn::Turn;
 
 /// The service's side of one connection, or of one datagram socket: the state that the service has for it, and the calls that
 /// are handed this state.
 ///
 /// [`Connection::new`](crate::connection::Connection::new) makes it. A call panics where the service does.
 pub trait Session {
-    /// [`ShardService::call`].
-    fn call(&mut self, message: &Message<'_>, reply: &mut Reply<'_>);
+    /// [`Service::call`], and then [`Service::session`], as after each of the next three.
+    fn call(&mut self, message: &Message<'_>, reply: &mut Reply<'_>) -> SessionState;
 
-    /// [`ShardService::resume`].
-    fn resume(&mut self, state: Box<dyn Any + Send>, reply: &mut Reply<'_>);
+    /// [`Service::resume`].
+    fn resume(&mut self, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) -> SessionState;
 
-    /// [`ShardService::upstream`].
-    fn upstream(&mut self, event: Upstream, reply: &mut Reply<'_>);
+    /// [`Service::upstream`].
+    fn upstream(&mut self, event: Upstream, reply: &mut Reply<'_>) -> SessionState;
 
-    /// [`ShardService::refuse`].
-    fn refuse(&mut self, reason: CloseReason, reply: &mut Reply<'_>);
+    /// [`Service::refuse`].
+    fn refuse(&mut self, reason: CloseReason, reply: &mut Reply<'_>) -> SessionState;
 
-    /// [`ShardService::cut`].
+    /// [`Service::cut`].
     ///
     /// # Errors
     ///
     /// The bytes make no sense; the connection is closed.
     fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError>;
 
-    /// [`ShardService::header_bytes_max`].
+    /// [`Service::header_bytes_max`].
     fn header_bytes_max(&self, limits: &Limits) -> usize;
 
-    /// [`ShardService::awaits_rest`].
-    fn awaits_rest(&self) -> bool;
-
-    /// [`ShardService::reply_bytes`].
+    /// [`Service::reply_bytes`].
     fn reply_bytes(&mut self, message: &[u8]) -> usize;
 
-    /// [`ShardService::session`].
+    /// [`Service::session`].
     fn state(&self) -> SessionState;
 
-    /// [`ShardService::close`]. No call of the service follows.
+    /// [`Service::close`]. No call of the service follows.
     fn close(&mut self);
 }
 
-/// The session of a service of type `S`; none once it was closed.
-pub(crate) struct SessionOf<S: ShardService>(Option<(OnShard<S>, S::Conn)>);
+/// A service on one shard: the value that all shards share, and the state of this one. Connections of the shard hold
+/// clones of it.
+pub struct OnShard<S: Service>(Rc<Local<S>>);
 
-impl<S: ShardService> SessionOf<S> {
+struct Local<S: Service> {
+    service: Arc<S>,
+    /// Borrowed for the time of one call; no call of a service leads to another one.
+    shard: RefCell<S::Shard>,
+    info: Rc<ServiceInfo>,
+}
+
+impl<S: Service> OnShard<S> {
+    /// The service with this state.
+    pub fn new(service: Arc<S>, shard: S::Shard) -> Self {
+        let Profile { framing, order, keeps_messages, turn_ends: has_turn_end, .. } = service.profile();
+        let (active, begins_files) = (Cell::new(false), Cell::new(false));
+        let info = Rc::new(ServiceInfo { framing, order, keeps_messages, has_turn_end, active, begins_files });
+        Self(Rc::new(Local { service, shard: RefCell::new(shard), info }))
+    }
+
+    /// The service.
+    pub fn service(&self) -> &Arc<S> {
+        &self.0.service
+    }
+
+    #[inline]
+    pub(crate) fn info(&self) -> &Rc<ServiceInfo> {
+        &self.0.info
+    }
+
+    /// Calls the service. A panic goes on: [`ServiceInfo::guard`] is around this.
+    #[inline]
+    pub(crate) fn call<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> R {
+        call(&self.0.service, &mut self.0.shard.borrow_mut())
+    }
+
+    /// Calls the service outside of a message.
+    pub(crate) fn with<R>(&self, call: impl FnOnce(&S, &mut S::Shard) -> R) -> Result<R, Panicked> {
+        self.0.info.guard(|| self.call(call))
+    }
+
+    /// The same with what the service can do outside of a message. A panic loses the logs of the service on this shard.
+    ///
+    /// No connection can be closed for a panic in which none was named, but none may wait for ever for what the service was
+    /// about to do: to release a log. To go on with it later would be wrong, too. The records of a write that failed, or
+    /// was forgotten, would pass for durable as soon as a later one is.
+    pub(crate) fn with_turn(&self, env: &mut Env, call: impl FnOnce(&S, &mut S::Shard, &mut Turn<'_>)) {
+        let called = self.with(|service, shard| call(service, shard, &mut Turn { env }));
+        self.0.info.note_files(env);
+        if called == Err(Panicked) {
+            env.stats.panics.add(1);
+            env.lose_logs();
+        }
+    }
+
+    /// Ends the turn, if the service was called in it. A panic loses the logs of the service on this shard.
+    pub fn turn_end(&self, env: &mut Env) {
+        if self.waits_for_turn_end() {
+            self.with_turn(env, |service, shard, turn| {
+                service.turn_end(shard, turn);
+            });
+            self.0.info.active.set(false);
+        }
+    }
+
+    /// True if the service wants to hear of the end of each turn in which it was called.
+    pub fn has_turn_end(&self) -> bool {
+        self.0.info.has_turn_end
+    }
+
+    /// The service gets a turn end though it was not called.
+    pub fn wake(&self) {
+        self.0.info.active.set(true);
+    }
+
+    /// True if the service was called since its last turn end, and wants to hear of the next.
+    pub fn waits_for_turn_end(&self) -> bool {
+        self.0.info.waits_for_turn_end()
+    }
+
+    /// Gives the state of the shard back to the service, if no connection is left.
+    pub fn stop(self) {
+        if let Ok(local) = Rc::try_unwrap(self.0) {
+            local.service.stop(local.shard.into_inner());
+        }
+    }
+}
+
+impl<S: Service> Clone for OnShard<S> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<S: Service<Shard = ()>> From<Arc<S>> for OnShard<S> {
+    fn from(service: Arc<S>) -> Self {
+        Self::new(service, ())
+    }
+}
+
+/// The session of a service of type `S`; none once it was closed.
+pub(crate) struct SessionOf<S: Service>(Option<(OnShard<S>, S::Conn)>);
+
+impl<S: Service> SessionOf<S> {
     /// Asks the service for the state of a connection or of a datagram socket.
     ///
     /// # Errors
@@ -77,30 +176,32 @@ impl<S: ShardService> SessionOf<S> {
     }
 }
 
-impl<S: ShardService> Session for SessionOf<S> {
+impl<S: Service> SessionOf<S> {
+    /// Calls the service, and asks for what the state of the connection is then.
     #[inline]
-    fn call(&mut self, message: &Message<'_>, reply: &mut Reply<'_>) {
-        if let Some((on, conn)) = &mut self.0 {
-            on.call(|service, shard| service.call(shard, conn, message, reply));
-        }
+    fn call(&mut self, call: impl FnOnce(&S, &mut S::Shard, &mut S::Conn)) -> SessionState {
+        let Some((on, conn)) = &mut self.0 else { return SessionState::default() };
+        on.call(|service, shard| call(service, shard, conn));
+        on.service().session(conn)
+    }
+}
+
+impl<S: Service> Session for SessionOf<S> {
+    #[inline]
+    fn call(&mut self, message: &Message<'_>, reply: &mut Reply<'_>) -> SessionState {
+        Self::call(self, |service, shard, conn| service.call(shard, conn, message, &mut reply.to()))
     }
 
-    fn resume(&mut self, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
-        if let Some((on, conn)) = &mut self.0 {
-            on.call(|service, shard| service.resume(shard, conn, state, reply));
-        }
+    fn resume(&mut self, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) -> SessionState {
+        Self::call(self, |service, shard, conn| service.resume(shard, conn, state, &mut reply.to()))
     }
 
-    fn upstream(&mut self, event: Upstream, reply: &mut Reply<'_>) {
-        if let Some((on, conn)) = &mut self.0 {
-            on.call(|service, shard| service.upstream(shard, conn, event, reply));
-        }
+    fn upstream(&mut self, event: Upstream, reply: &mut Reply<'_>) -> SessionState {
+        Self::call(self, |service, shard, conn| service.upstream(shard, conn, event, &mut reply.to()))
     }
 
-    fn refuse(&mut self, reason: CloseReason, reply: &mut Reply<'_>) {
-        if let Some((on, conn)) = &mut self.0 {
-            on.call(|service, shard| service.refuse(shard, conn, reason, reply));
-        }
+    fn refuse(&mut self, reason: CloseReason, reply: &mut Reply<'_>) -> SessionState {
+        Self::call(self, |service, shard, conn| service.refuse(shard, conn, reason, &mut reply.to()))
     }
 
     fn cut(&mut self, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
@@ -110,10 +211,6 @@ impl<S: ShardService> Session for SessionOf<S> {
 
     fn header_bytes_max(&self, limits: &Limits) -> usize {
         self.0.as_ref().map_or(limits.header_bytes_max, |(on, _)| on.service().header_bytes_max(limits))
-    }
-
-    fn awaits_rest(&self) -> bool {
-        self.0.as_ref().is_some_and(|(on, conn)| on.service().awaits_rest(conn))
     }
 
     fn reply_bytes(&mut self, message: &[u8]) -> usize {

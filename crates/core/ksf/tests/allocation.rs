@@ -17,6 +17,7 @@ use ksf::framing::{Delimiter, Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::pool::Chunk;
 use ksf::service::{ConnKey, Message, Peer, Refused, Reply, Service};
+use ksf::{Profile, Turn, Unlogged};
 use ksf_sim::ideal::encode;
 use ksf_test::alloc::{Counting, allocations};
 
@@ -83,17 +84,21 @@ fn a_warm_connection_allocates_nothing() {
 fn warm_deferred_replies_allocate_nothing() {
     struct Later(Framing, Mutex<Vec<Deferred>>);
     impl Service for Later {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "later"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("later", self.0)
         }
-        fn framing(&self) -> Framing {
-            self.0
-        }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
-        fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
             self.1.lock().unwrap().push(reply.defer());
         }
     }
@@ -155,17 +160,21 @@ fn warm_replies_of_pieces_allocate_nothing() {
         }
     }
     impl Service for InPieces {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "pieces"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("pieces", self.0)
         }
-        fn framing(&self) -> Framing {
-            self.0
-        }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
-        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             match message.bytes() {
                 b"later" => self.3.lock().unwrap().push(reply.defer_for(400_000)),
                 _ => reply.pieces(|pieces| self.add(pieces)).unwrap(),

@@ -9,7 +9,7 @@ use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::service::{Message, Order, Peer, Refused, Reply, Service};
-use ksf::{CloseReason, outgoing::Upstream};
+use ksf::{CloseReason, Profile, Turn, Unlogged, outgoing::Upstream};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 const READ_BYTES: usize = 1 << 20;
@@ -23,34 +23,32 @@ struct Reads {
 }
 
 impl Service for Reads {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "reads"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order.unwrap_or(Order::Requests), ..Profile::new("reads", LINES) }
     }
 
-    fn framing(&self) -> Framing {
-        LINES
-    }
-
-    fn order(&self) -> Order {
-        self.order.unwrap_or(Order::Requests)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
         let deferred = if self.announces { reply.defer_for(READ_BYTES) } else { reply.defer() };
         self.deferred.lock().unwrap().push(deferred);
     }
 
-    fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, (): &mut (), (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
         self.deferred.lock().unwrap().push(reply.defer());
     }
 
-    fn upstream(&self, (): &mut (), _: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, (): &mut (), (): &mut (), _: Upstream, reply: &mut Reply<'_>) {
         self.deferred.lock().unwrap().push(reply.defer());
     }
 }
@@ -146,26 +144,28 @@ fn announced_replies_are_taken_off_the_budget_before_the_work_begins() {
 struct Long;
 
 impl Service for Long {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "long"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("long", LINES)
     }
 
-    fn framing(&self) -> Framing {
-        LINES
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn reply_bytes(&self, (): &mut (), message: &[u8]) -> usize {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn reply_bytes(&self, (): &mut (), (): &mut (), message: &[u8]) -> usize {
         usize::from(message[0] - b'0') * READ_BYTES
     }
 
-    fn call(&self, conn: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        reply.bytes(&vec![b'x'; self.reply_bytes(conn, message.bytes())]);
+    fn call(&self, (): &mut (), conn: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.bytes(&vec![b'x'; self.reply_bytes(&mut (), conn, message.bytes())]);
     }
 }
 
@@ -334,17 +334,21 @@ fn deferred_last_words_are_waited_for_and_sent() {
 fn a_panic_ends_its_connection_and_no_other() {
     struct Fragile;
     impl Service for Fragile {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "fragile"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("fragile", LINES)
         }
-        fn framing(&self) -> Framing {
-            LINES
-        }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
-        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             reply.bytes(message.bytes());
             if message.bytes() == b"panic" {
                 std::panic::resume_unwind(Box::new("on purpose"));
@@ -386,23 +390,27 @@ fn what_was_deferred_before_a_panic_is_counted_until_it_is_answered() {
         }
     }
     impl Service for Fragile {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "fragile"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("fragile", LINES)
         }
-        fn framing(&self) -> Framing {
-            LINES
-        }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
-        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             if message.bytes() == b"defer" {
                 return self.0.lock().unwrap().push(reply.defer_for(100));
             }
             self.panics(message.bytes(), reply);
         }
-        fn resume(&self, (): &mut (), state: Box<dyn std::any::Any + Send>, reply: &mut Reply<'_>) {
+        fn resume(&self, (): &mut (), (): &mut (), state: Box<dyn std::any::Any + Send>, reply: &mut Reply<'_>) {
             self.panics(state.downcast::<&str>().unwrap().as_bytes(), reply);
         }
     }
@@ -441,20 +449,24 @@ fn what_was_deferred_before_a_panic_is_counted_until_it_is_answered() {
 fn a_panic_of_a_service_that_is_asked_for_its_limit_ends_its_connection_alone() {
     struct Unlimited;
     impl Service for Unlimited {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "unlimited"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("unlimited", Framing::Custom)
         }
-        fn framing(&self) -> Framing {
-            Framing::Custom
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+            Ok(())
         }
         fn header_bytes_max(&self, _: &Limits) -> usize {
             std::panic::resume_unwind(Box::new("on purpose"));
         }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
             Ok(())
         }
-        fn call(&self, (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
+        fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
     }
     let mut env = env(Limits::default(), 4096, 8);
     let mut conn = Connection::new(Arc::new(Unlimited), Peer::Unix, KEY, env.now).unwrap();
@@ -470,21 +482,25 @@ fn a_panic_in_last_words_ends_the_wait_for_them() {
     #[derive(Default)]
     struct Speechless(Mutex<Option<Deferred>>);
     impl Service for Speechless {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "speechless"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("speechless", LINES)
         }
-        fn framing(&self) -> Framing {
-            LINES
-        }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
-        fn call(&self, (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
-        fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+        fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
+        fn refuse(&self, (): &mut (), (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
             *self.0.lock().unwrap() = Some(reply.defer());
         }
-        fn resume(&self, (): &mut (), _: Box<dyn std::any::Any + Send>, _: &mut Reply<'_>) {
+        fn resume(&self, (): &mut (), (): &mut (), _: Box<dyn std::any::Any + Send>, _: &mut Reply<'_>) {
             std::panic::resume_unwind(Box::new("on purpose"));
         }
     }

@@ -10,7 +10,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::service::ConnKey;
-use ksf::{Closer, Message, Peer, Profile, Refused, Reply, Server, ShardService, Turn};
+use ksf::{Closer, Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Answers lines, but for those that it keeps, and says how each connection is ended.
 #[derive(Default)]
@@ -19,9 +19,10 @@ struct Known {
     kept: Mutex<Vec<Deferred>>,
 }
 
-impl ShardService for Known {
+impl Service for Known {
     type Shard = Closer;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("known", Framing::Delimiter(Delimiter::LF))

@@ -10,7 +10,7 @@ use crate::common::Recorder;
 use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Answers one line, and ends the connection.
@@ -21,26 +21,24 @@ struct Once {
 }
 
 impl Service for Once {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "once"
+    fn profile(&self) -> Profile<'_> {
+        Profile { peer_speaks_first: // As HTTP's: with a receive at once, the connection may end in the turn in which it was accepted.
+        self.at_once, ..Profile::new("once", Framing::Delimiter(Delimiter::LF)) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn peer_speaks_first(&self) -> bool {
-        // As HTTP's: with a receive at once, the connection may end in the turn in which it was accepted.
-        self.at_once
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         if let Some(pause) = &self.pause {
             let (has, may) = &*pause.lock().unwrap();
             has.send(()).unwrap();

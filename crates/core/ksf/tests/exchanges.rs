@@ -11,7 +11,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
-use ksf::{CloseReason, Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Passes each line to a backend. An answer of the backend that begins with `block` is given to the client by a task of
 /// the pool, another one by the test. What is refused gets its last words from a task.
@@ -22,34 +22,28 @@ struct Asks {
 }
 
 impl Service for Asks {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "asks"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order, needs_shards: true, ..Profile::new("asks", Framing::Delimiter(Delimiter::LF)) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn order(&self) -> Order {
-        self.order
-    }
-
-    fn needs_shards(&self) -> bool {
-        true
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.dial(self.backend, false).unwrap();
         reply.pass(message.keep()).unwrap();
     }
 
-    fn upstream(&self, (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, (): &mut (), (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
         let Upstream::Received(answer) = event else { return };
         reply.hang_up(false);
         let answer = answer.to_vec();
@@ -60,7 +54,7 @@ impl Service for Asks {
         }
     }
 
-    fn refuse(&self, (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, (): &mut (), (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
         reply.block(8, |deferred| deferred.reply(b"too long".to_vec()));
     }
 }

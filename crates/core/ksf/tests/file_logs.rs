@@ -12,9 +12,9 @@ use ksf::files::{File, FileDone, FileOp, Files};
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::logged::{After, Logged, LoggedReply, LoggedService};
+use ksf::logged::{After, Logged};
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Profile, Turn};
+use ksf::{Profile, Reply, Service, Turn};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -43,17 +43,18 @@ struct OpenLog {
 }
 
 impl AppendLog {
-    fn new(stripes: Vec<File>) -> Arc<Logged<Self>> {
-        Arc::new(Logged(Self { stripes, begun: AtomicU64::new(0), done: AtomicU64::new(0) }))
+    fn new(stripes: Vec<File>) -> Arc<Self> {
+        Arc::new(Self { stripes, begun: AtomicU64::new(0), done: AtomicU64::new(0) })
     }
 }
 
-impl LoggedService for AppendLog {
+impl Service for AppendLog {
     type Shard = OpenLog;
     type Conn = ();
+    type Mode = Logged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile::new("append-log", LINES)
+        Profile { turn_ends: true, ..Profile::new("append-log", LINES) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OpenLog> {
@@ -66,7 +67,7 @@ impl LoggedService for AppendLog {
         Ok(())
     }
 
-    fn call(&self, shard: &mut OpenLog, (): &mut (), message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+    fn call(&self, shard: &mut OpenLog, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
         match message.bytes() {
             b"add" => {
                 shard.last += 1;
@@ -74,15 +75,15 @@ impl LoggedService for AppendLog {
             }
             b"get" => {
                 let gate = Gate { log: shard.log, number: shard.last };
-                let answered = reply.pieces(gate, |pieces| {
+                let answered = reply.after(gate).pieces(|pieces| {
                     pieces.bytes(shard.last.to_string().as_bytes());
                     Ok(())
                 });
                 return answered.expect("no range of a file is in it");
             }
-            _ => return reply.bytes(After::Nothing, b"hello"),
+            _ => return reply.after(After::Nothing).bytes(b"hello"),
         }
-        reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes());
+        reply.after(Gate { log: shard.log, number: shard.last }).bytes(shard.last.to_string().as_bytes());
     }
 
     fn turn_end(&self, shard: &mut OpenLog, _: &mut Turn<'_>) {
@@ -158,7 +159,7 @@ fn a_reply_leaves_when_its_record_is_in_the_file() {
         seen.sort_unstable();
         assert!(seen.into_iter().eq(1..=(2 * PEERS * ADDS) as u64), "{engine}: each record has one answer");
         server.drain().unwrap();
-        assert_eq!(service.0.begun.load(Ordering::SeqCst), service.0.done.load(Ordering::SeqCst));
+        assert_eq!(service.begun.load(Ordering::SeqCst), service.done.load(Ordering::SeqCst));
     }
 }
 
@@ -178,7 +179,7 @@ fn writes_that_end_out_of_order_open_gates_in_order() {
         let quick = create(&folder.path().join("quick"));
         let service = AppendLog::new(vec![slow.try_clone().unwrap().into(), quick.into()]);
         let server = start(engine, Limits::default(), Arc::clone(&service));
-        let log = &service.0;
+        let log = &*service;
         let [mut one, mut two, mut three] = std::array::from_fn(|_| connect(&server));
         one.write_all(b"add\n").unwrap();
         wait_until("the first write begins", || log.begun.load(Ordering::SeqCst) == 1);

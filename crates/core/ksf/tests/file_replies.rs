@@ -20,8 +20,8 @@ use ksf::limits::Limits;
 use ksf::output::{FILE_RANGE_BYTES, FILE_WINDOW_BYTES, SendBatch};
 use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
-use ksf::shard_service::OnShard;
-use ksf::{Pieces, Profile, Reply, Server, ShardService, Turn};
+use ksf::session::OnShard;
+use ksf::{Pieces, Profile, Reply, Server, Service, Turn, Unlogged};
 use ksf_test::effort;
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
@@ -89,9 +89,10 @@ impl Library {
     }
 }
 
-impl ShardService for Library {
+impl Service for Library {
     type Shard = LogId;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("library", LINES)

@@ -12,7 +12,7 @@ use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Profile, Reply, Server, ShardService, Turn};
+use ksf::{Profile, Reply, Server, Service, Turn, Unlogged};
 use ksf_sim::ideal::encode;
 use rustix::fs::{Mode, OFlags};
 
@@ -37,9 +37,10 @@ struct OpenWriter {
     waiting: HashMap<u64, Deferred>,
 }
 
-impl ShardService for Writer {
+impl Service for Writer {
     type Shard = OpenWriter;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile { keeps_messages: true, ..Profile::new("writer", FRAMING) }

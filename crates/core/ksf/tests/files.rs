@@ -18,7 +18,7 @@ use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Profile, Reply, Server, ShardService, Turn};
+use ksf::{Profile, Reply, Server, Service, Turn, Unlogged};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::ReadWriteFlags;
 
@@ -85,9 +85,10 @@ impl Disk {
     }
 }
 
-impl ShardService for Disk {
+impl Service for Disk {
     type Shard = OpenDisk;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("disk", LINES)
@@ -466,9 +467,10 @@ impl Patient {
     }
 }
 
-impl ShardService for Patient {
+impl Service for Patient {
     type Shard = OpenPatient;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("patient", LINES)

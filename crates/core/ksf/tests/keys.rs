@@ -8,28 +8,30 @@ use std::sync::{Arc, Mutex};
 use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::service::ConnKey;
-use ksf::{Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Echoes lines, and records the key of each with whether it came as a datagram.
 #[derive(Default)]
 struct Keys(Mutex<Vec<(bool, ConnKey)>>);
 
 impl Service for Keys {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "keys"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("keys", Framing::Delimiter(Delimiter::LF))
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         self.0.lock().unwrap().push((matches!(message.peer(), Peer::Udp(_)), message.key()));
         reply.bytes(message.bytes());
     }

@@ -9,7 +9,7 @@ use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf::{Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 use ksf_sim::ideal::encode;
 use ksf_test::Random;
 
@@ -29,25 +29,23 @@ fn digest(message: &[u8]) -> Vec<u8> {
 }
 
 impl Service for Digest {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "digest"
+    fn profile(&self) -> Profile<'_> {
+        Profile { keeps_messages: true, ..Profile::new("digest", self.0) }
     }
 
-    fn framing(&self) -> Framing {
-        self.0
-    }
-
-    fn keeps_messages(&self) -> bool {
-        true
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         if message.bytes().last() == Some(&b'!') {
             reply.chunk(message.keep());
         } else {

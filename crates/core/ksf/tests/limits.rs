@@ -10,7 +10,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, ServerLimits};
 use ksf::listener::ListenAddr;
-use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -49,17 +49,21 @@ fn a_service_refuses_connections() {
     own_network();
     struct Refuses;
     impl Service for Refuses {
+        type Shard = ();
         type Conn = ();
-        fn name(&self) -> &str {
-            "refuses"
+        type Mode = Unlogged;
+
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("refuses", Framing::Raw)
         }
-        fn framing(&self) -> Framing {
-            Framing::Raw
+
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+            Ok(())
         }
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
             Err(Refused)
         }
-        fn call(&self, _: &mut (), _: &Message<'_>, _: &mut Reply<'_>) {
+        fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, _: &mut Reply<'_>) {
             unreachable!("no connection, no message");
         }
     }

@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use crate::common::net::*;
 use crate::common::{KEY, bytes_of, env, in_slot};
 use ksf::connection::Connection;
+use ksf::deferred::Deferred;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::logged::{After, Logged, LoggedDeferred, LoggedReply, LoggedService};
+use ksf::logged::{After, Logged};
 use ksf::service::{ConnKey, Message, Order, Peer, Refused};
-use ksf::shard_service::{OnShard, Releaser};
-use ksf::{CloseReason, Profile, Server, Turn};
+use ksf::session::OnShard;
+use ksf::{CloseReason, Profile, Releaser, Reply, Server, Service, Turn, Unlogged};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -24,7 +25,7 @@ struct Counter {
     order: Order,
     /// Batches on their way to the medium: the shard's log, and the last record of the batch.
     commits: mpsc::Sender<Commit>,
-    slow: Mutex<Vec<LoggedDeferred>>,
+    slow: Mutex<Vec<Deferred<Logged>>>,
 }
 
 struct Commit {
@@ -48,18 +49,19 @@ struct OnThisShard {
 }
 
 impl Counter {
-    fn new(order: Order) -> (Arc<Logged<Self>>, mpsc::Receiver<Commit>) {
+    fn new(order: Order) -> (Arc<Self>, mpsc::Receiver<Commit>) {
         let (commits, committed) = mpsc::channel();
-        (Arc::new(Logged(Self { order, commits, slow: Mutex::default() })), committed)
+        (Arc::new(Self { order, commits, slow: Mutex::default() }), committed)
     }
 }
 
-impl LoggedService for Counter {
+impl Service for Counter {
     type Shard = OnThisShard;
     type Conn = ();
+    type Mode = Logged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile { order: self.order, ..Profile::new("counter", LINES) }
+        Profile { turn_ends: true, order: self.order, ..Profile::new("counter", LINES) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<OnThisShard> {
@@ -71,15 +73,15 @@ impl LoggedService for Counter {
         Ok(())
     }
 
-    fn call(&self, shard: &mut OnThisShard, (): &mut (), message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+    fn call(&self, shard: &mut OnThisShard, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
         match message.bytes() {
             b"add" => {
                 shard.last += 1;
-                reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes());
+                reply.after(Gate { log: shard.log, number: shard.last }).bytes(shard.last.to_string().as_bytes());
             }
-            b"get" => reply.bytes(Gate { log: shard.log, number: shard.last }, shard.last.to_string().as_bytes()),
+            b"get" => reply.after(Gate { log: shard.log, number: shard.last }).bytes(shard.last.to_string().as_bytes()),
             b"slow" => self.slow.lock().unwrap().push(reply.defer_for(10)),
-            _ => reply.bytes(After::Nothing, b"hello"),
+            _ => reply.after(After::Nothing).bytes(b"hello"),
         }
     }
 
@@ -92,18 +94,18 @@ impl LoggedService for Counter {
         }
     }
 
-    fn resume(&self, shard: &mut OnThisShard, (): &mut (), state: Box<dyn Any + Send>, mut reply: LoggedReply<'_, '_>) {
+    fn resume(&self, shard: &mut OnThisShard, (): &mut (), state: Box<dyn Any + Send>, reply: &mut Reply<'_, Logged>) {
         shard.last += 1;
         let what = state.downcast::<&str>().unwrap();
-        reply.bytes(Gate { log: shard.log, number: shard.last }, format!("{what} {}", shard.last).as_bytes());
+        reply.after(Gate { log: shard.log, number: shard.last }).bytes(format!("{what} {}", shard.last).as_bytes());
     }
 }
 
 /// A shard's worth of connections, without a server.
 struct Shard {
     env: Env,
-    service: Arc<Logged<Counter>>,
-    on: OnShard<Logged<Counter>>,
+    service: Arc<Counter>,
+    on: OnShard<Counter>,
     conns: Vec<Box<Connection>>,
     commits: mpsc::Receiver<Commit>,
 }
@@ -112,7 +114,7 @@ impl Shard {
     fn new(order: Order, conns: u32) -> Self {
         let (service, commits) = Counter::new(order);
         let mut env = env(Limits::default(), 4096, 16);
-        let state = service.0.start(&mut Turn::new(&mut env)).unwrap();
+        let state = service.start(&mut Turn::new(&mut env)).unwrap();
         let on = OnShard::new(Arc::clone(&service), state);
         let open = |index| Connection::new(on.clone(), Peer::Unix, ConnKey { index, ..KEY }, env.now).unwrap();
         let conns = (0..conns).map(open).collect();
@@ -205,7 +207,7 @@ fn replies_behind_the_gates_of_a_pipeline_share_a_place() {
         assert_eq!(shard.conns[0].held_replies(), 1 + usize::from(behind_deferred));
         assert!(shard.conns[0].owed_bytes() < 20_000, "{}", shard.conns[0].owed_bytes());
         if behind_deferred {
-            let slow = shard.service.0.slow.lock().unwrap().pop().unwrap();
+            let slow = shard.service.slow.lock().unwrap().pop().unwrap();
             slow.no_reply();
             for delivery in shard.env.mailbox.take_deliveries() {
                 assert!(shard.conns[0].deliver(delivery, &mut shard.env));
@@ -248,7 +250,7 @@ fn a_message_goes_on_on_its_connection_and_in_its_place() {
     first.complete();
     shard.look();
     assert_eq!(shard.take(0), "", "the first reply is deferred");
-    let slow = shard.service.0.slow.lock().unwrap().pop().unwrap();
+    let slow = shard.service.slow.lock().unwrap().pop().unwrap();
     slow.resume("resumed");
     for delivery in shard.env.mailbox.take_deliveries() {
         assert!(shard.conns[0].deliver(delivery, &mut shard.env));
@@ -314,12 +316,13 @@ struct FragileShard {
     panics: bool,
 }
 
-impl LoggedService for Fragile {
+impl Service for Fragile {
     type Shard = FragileShard;
     type Conn = ();
+    type Mode = Logged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile::new("fragile", LINES)
+        Profile { turn_ends: true, ..Profile::new("fragile", LINES) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<FragileShard> {
@@ -331,21 +334,21 @@ impl LoggedService for Fragile {
         Ok(())
     }
 
-    fn call(&self, shard: &mut FragileShard, (): &mut (), message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+    fn call(&self, shard: &mut FragileShard, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
         match message.bytes() {
             b"add" => {
                 shard.last += 1;
                 let gate = Gate { log: shard.log, number: shard.last };
                 *self.last.lock().unwrap() = Some(gate);
-                reply.bytes(gate, b"added");
+                reply.after(gate).bytes(b"added");
             }
-            b"see" => reply.bytes(self.last.lock().unwrap().unwrap(), b"seen"),
+            b"see" => reply.after(self.last.lock().unwrap().unwrap()).bytes(b"seen"),
             b"end" => shard.panics = true,
             b"file" => {
                 let null = std::fs::File::open("/dev/null").unwrap().into();
                 shard.files.begin(ksf::files::FileOp::Sync { file: null, data_only: true }, 0).unwrap();
             }
-            _ => reply.bytes(After::Nothing, b"hello"),
+            _ => reply.after(After::Nothing).bytes(b"hello"),
         }
     }
 
@@ -368,8 +371,7 @@ fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
     for engine in engines() {
         for how in ["end\n", "file\n"] {
             let listen = ANY.parse().unwrap();
-            let server =
-                Server::builder().engine(engine).listen(listen, Arc::new(Logged(Fragile::default())), None).start();
+            let server = Server::builder().engine(engine).listen(listen, Arc::new(Fragile::default()), None).start();
             let server = server.unwrap();
             let mut writer = connect(&server);
             ask(&mut writer, b"hi\n", b"hello\n");
@@ -402,7 +404,7 @@ fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
         let listen = "udp:127.0.0.1:0".parse().unwrap();
         let cpus = vec![ksf::cpus::allowed().unwrap()[0]];
         let builder = Server::builder().engine(engine).cpus(Some(cpus));
-        let server = builder.listen(listen, Arc::new(Logged(Fragile::default())), None).start().unwrap();
+        let server = builder.listen(listen, Arc::new(Fragile::default()), None).start().unwrap();
         let peer = datagrams(addr(&server));
         let ask = |request: &[u8]| {
             peer.send(request).unwrap();
@@ -426,9 +428,10 @@ fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
 /// A service whose last words, and whose replies out of an exchange, tell what a log must hold first.
 struct Gated(LogId);
 
-impl ksf::ShardService for Gated {
+impl Service for Gated {
     type Shard = ();
     type Conn = Vec<ksf::deferred::Deferred>;
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("gated", LINES)
@@ -542,13 +545,14 @@ fn replies_out_of_an_exchange_wait_for_their_gates() {
 #[test]
 fn what_was_live_in_the_pool_is_found_again() {
     use ksf::pool::{Chunk, Memory, PoolSpec, SlotName};
-    use ksf::{Reply, ShardService};
+    use ksf::{Reply, Service};
 
     /// Keeps every line but `which`, which it answers with all of them.
     struct Keeps;
-    impl ShardService for Keeps {
+    impl Service for Keeps {
         type Shard = Vec<Chunk>;
         type Conn = ();
+        type Mode = Unlogged;
         fn profile(&self) -> Profile<'_> {
             Profile::new("keeps", LINES)
         }

@@ -14,7 +14,7 @@ use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
 use ksf::pool::Chunk;
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Pieces, Profile, Reply, Server, ShardService, Turn};
+use ksf::{Pieces, Profile, Reply, Server, Service, Turn, Unlogged};
 
 /// How a request is answered.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -151,12 +151,13 @@ struct Desk {
 
 struct Shared(Arc<Assembler>);
 
-impl ShardService for Shared {
+impl Service for Shared {
     type Shard = Desk;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile { keeps_messages: true, ..Profile::new("assembler", self.0.framing) }
+        Profile { turn_ends: true, keeps_messages: true, ..Profile::new("assembler", self.0.framing) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<Desk> {

@@ -8,27 +8,29 @@ use crate::common::net::*;
 use ksf::cpus::{allowed, pin_to};
 use ksf::framing::Framing;
 use ksf::limits::Limits;
-use ksf::{Error, Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Error, Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Answers every message with the CPUs its thread may use: one byte each.
 struct WhereAmI;
 
 impl Service for WhereAmI {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "where-am-i"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("where-am-i", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
         let cpus: Vec<u8> = allowed().unwrap().into_iter().map(|cpu| cpu as u8).collect();
         reply.bytes(&cpus);
     }

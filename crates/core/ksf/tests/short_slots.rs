@@ -11,7 +11,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::pool::{Chunk, Memory, PoolSpec, SHORT_ID, SlotName};
 use ksf::server::{Builder, SLOT_BYTES};
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, ShardService, Turn};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// It answers with a short line.
 fn keeper() -> Arc<Keeper> {
@@ -106,9 +106,10 @@ fn datagrams_are_kept_in_short_slots() {
 /// A cache over restarts: keeps every line, and answers with its name; `all` with all of them.
 struct Cache;
 
-impl ShardService for Cache {
+impl Service for Cache {
     type Shard = Vec<Chunk>;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile { keeps_messages: true, ..Profile::new("cache", Framing::Delimiter(Delimiter::LF)) }

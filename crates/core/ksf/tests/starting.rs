@@ -11,7 +11,7 @@ use ksf::assist::{Assist, AssistConn};
 use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::listener::ListenAddr;
-use ksf::{Error, Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Error, Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Takes so many datagram sockets, and refuses further ones. Counts what it got back.
 struct Takes {
@@ -27,17 +27,19 @@ impl Takes {
 }
 
 impl Service for Takes {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "takes"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("takes", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn accept(&self, peer: &Peer) -> Result<(), Refused> {
+    fn accept(&self, (): &mut (), peer: &Peer) -> Result<(), Refused> {
         assert!(matches!(peer, Peer::Udp(_)), "nobody connects");
         let taken = self
             .taken
@@ -45,11 +47,11 @@ impl Service for Takes {
         taken.map(drop).map_err(|_| Refused)
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.bytes(message.bytes());
     }
 
-    fn close(&self, (): ()) {
+    fn close(&self, (): &mut (), (): ()) {
         self.returned.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -14,7 +14,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::server::Drained;
-use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
 #[derive(Default)]
@@ -23,21 +23,23 @@ struct Counting {
 }
 
 impl Service for Counting {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "counting"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("counting", Framing::Delimiter(Delimiter::LF))
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let number = self.messages.fetch_add(1, Ordering::Relaxed);
         let body = message.bytes().to_vec();
         if !number.is_multiple_of(3) {
@@ -325,21 +327,23 @@ struct Stuck {
 }
 
 impl Service for Stuck {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "stuck"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("stuck", Framing::Delimiter(Delimiter::LF))
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
         let let_go = self.let_go.lock().unwrap().take().expect("one message");
         let running = self.running.clone();
         let task = move |deferred: Deferred| {

@@ -7,7 +7,7 @@ use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::tasks::TaskOptions;
-use ksf::{Message, Order, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Answers lines from the pool: `panic` panics, `wait` waits until the gate is open, the rest is echoed.
 struct Works {
@@ -50,25 +50,23 @@ impl Gate {
 }
 
 impl Service for Works {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "works"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order, ..Profile::new("works", Framing::Delimiter(Delimiter::LF)) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn order(&self) -> Order {
-        self.order
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let body = message.keep();
         let gate = Arc::clone(&self.gate);
         reply.block(body.len(), move |deferred| {
@@ -174,25 +172,23 @@ struct Blocks {
 }
 
 impl Service for Blocks {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "blocks"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("blocks", Framing::Delimiter(Delimiter::LF)) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn order(&self) -> Order {
-        Order::Free
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let (line, gate) = (message.bytes().to_vec(), Arc::clone(&self.gate));
         self.cpus.lock().unwrap().push(ksf::cpus::allowed().unwrap());
         reply.block(line.len(), move |deferred| {

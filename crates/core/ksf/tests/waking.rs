@@ -8,7 +8,7 @@ use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, Time};
 use ksf::service::{Message, Peer, Refused};
-use ksf::{Profile, Reply, ShardService, Turn};
+use ksf::{Profile, Reply, Service, Turn, Unlogged};
 
 /// Asks for a time as it starts, and then each time that it is called, until it was called so often.
 #[derive(Default)]
@@ -21,12 +21,13 @@ struct Sleeper {
 const CALLS: u64 = 5;
 const NAP_MS: u64 = 3;
 
-impl ShardService for Sleeper {
+impl Service for Sleeper {
     type Shard = Time;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile::new("sleeper", Framing::Delimiter(Delimiter::LF))
+        Profile { turn_ends: true, ..Profile::new("sleeper", Framing::Delimiter(Delimiter::LF)) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<Time> {

@@ -43,8 +43,8 @@ impl Ending {
             return Self::Kernel(Rig::start_with(Spoken::Rpc, engine, "127.0.0.1:0", limits));
         }
         let mut table = rpc::ProgramTable::new();
-        table.register(rpc::nfs_null()).unwrap();
-        let service = Arc::new(rpc::RpcService::new("rpc", table));
+        table.register(rpc::Program::NFS_V3).unwrap();
+        let service = Arc::new(rpc::NullService::new("rpc", table));
         let listen = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());
         Self::Base(Server::builder().engine(engine).limits(limits).listen(listen, service, None).start().unwrap())
     }

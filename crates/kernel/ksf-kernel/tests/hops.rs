@@ -45,10 +45,10 @@ fn a_hop_that_fails_ends_one_connection_and_is_renewed() {
             options.lag_bytes_max = 0;
         });
         let mut table = rpc::ProgramTable::new();
-        table.register(rpc::nfs_null()).expect("an empty table");
+        table.register(rpc::Program::NFS_V3).expect("an empty table");
         let server = Server::builder().listen(
             "tcp:127.0.0.1:0".parse().unwrap(),
-            Arc::new(rpc::RpcService::new("rpc", table)),
+            Arc::new(rpc::NullService::new("rpc", table)),
             Some(Arc::new(kernel.assist())),
         );
         let server = server.start().unwrap();

@@ -19,7 +19,7 @@ use ksf::error::CloseReason;
 use ksf::pool::{Memory, Pool};
 use ksf::service::{CallOutcome, ConnKey, call_outside};
 use ksf::stats::Stats;
-use ksf::{Order, Peer, Service};
+use ksf::{Order, Peer, Profile, WorkerService};
 
 use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{ConnectionError, RecvError, StartError};
@@ -52,7 +52,7 @@ impl WorkersOptions {
 }
 
 /// Workers that answer the messages of a service. They end when this is dropped.
-pub struct Workers<S: Service> {
+pub struct Workers<S: WorkerService> {
     service: Arc<S>,
     mux: Mux,
     pending: Arc<PendingReplies>,
@@ -106,7 +106,7 @@ impl std::fmt::Debug for PendingReply {
 struct Closes([AtomicU64; CloseReason::ALL.len()]);
 
 /// What a service knows of one connection.
-struct Served<S: Service> {
+struct Served<S: WorkerService> {
     service: Arc<S>,
     /// As many as there are workers where the service can be called for one connection on several at once, else one.
     states: Mutex<Vec<S::Conn>>,
@@ -115,15 +115,15 @@ struct Served<S: Service> {
     _place: Place,
 }
 
-impl<S: Service> Drop for Served<S> {
+impl<S: WorkerService> Drop for Served<S> {
     fn drop(&mut self) {
         for state in lock(&self.states).drain(..) {
-            self.service.close(state);
+            self.service.close(&mut (), state);
         }
     }
 }
 
-impl<S: Service> Workers<S> {
+impl<S: WorkerService> Workers<S> {
     /// Starts the workers.
     ///
     /// # Errors
@@ -132,8 +132,8 @@ impl<S: Service> Workers<S> {
     pub fn start(service: Arc<S>, options: WorkersOptions) -> Result<Arc<Self>, StartError> {
         adopt::check(&*service)?;
         let count = options.workers.max(1);
-        let order = service.order();
-        let mut of_mux = MuxOptions::new(service.framing());
+        let Profile { order, framing, .. } = service.profile();
+        let mut of_mux = MuxOptions::new(framing);
         of_mux.ordering = order;
         of_mux.limits = options.limits.clone();
         of_mux.detach_ended = true;
@@ -194,15 +194,15 @@ impl<S: Service> Workers<S> {
     }
 }
 
-impl<S: Service> Drop for Workers<S> {
+impl<S: WorkerService> Drop for Workers<S> {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl<S: Service> Adopter for Workers<S> {
+impl<S: WorkerService> Adopter for Workers<S> {
     fn adopt(&self, Adopted { socket, peer, place }: Adopted) {
-        let Ok(state) = self.service.accept(&peer) else {
+        let Ok(state) = self.service.accept(&mut (), &peer) else {
             self.closes.count(CloseReason::Service);
             return;
         };
@@ -223,7 +223,7 @@ impl<S: Service> Adopter for Workers<S> {
             closes: Arc::clone(&self.closes),
             _place: place,
         };
-        let framing = self.service.framing().into();
+        let framing = self.service.profile().framing.into();
         let attachment = Attachment { state: Box::new(served), ended: note_close::<S> };
         if self.mux.attach_served(socket, framing, order, attachment).is_err() {
             // It ended before it was attached, or there are too many.
@@ -271,7 +271,7 @@ impl<S: Service> Adopter for Workers<S> {
     }
 }
 
-struct Worker<S: Service> {
+struct Worker<S: WorkerService> {
     service: Arc<S>,
     pending: Arc<PendingReplies>,
     env: Env,
@@ -283,7 +283,7 @@ struct Worker<S: Service> {
     ticket: u64,
 }
 
-impl<S: Service> Worker<S> {
+impl<S: WorkerService> Worker<S> {
     /// Works on a batch of messages of one connection, until its end or until the rest was given to others.
     fn work(&mut self, socket: &crate::MessageSocket, batch: &InPlaceBatch) {
         let conn = &batch.source;
@@ -517,12 +517,12 @@ impl Closes {
     }
 }
 
-fn served<S: Service>(conn: &Connection) -> Option<&Served<S>> {
+fn served<S: WorkerService>(conn: &Connection) -> Option<&Served<S>> {
     conn.attachment.get()?.state.downcast_ref()
 }
 
 /// Counts a connection that ended.
-fn note_close<S: Service>(conn: &Connection, error: &ConnectionError) {
+fn note_close<S: WorkerService>(conn: &Connection, error: &ConnectionError) {
     if let Some(served) = served::<S>(conn) {
         served.closes.count(reason(error));
     }

@@ -20,9 +20,9 @@ use ksf::files::{File, FileDone, FileOp, FileRefused, Files, Refusal};
 use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::{Limits, Time};
-use ksf::logged::{After, LoggedReply, LoggedService};
+use ksf::logged::{After, Logged};
 use ksf::service::{ConnKey, Message, Peer, Refused};
-use ksf::{CloseReason, Closer, Profile, Turn, Waker};
+use ksf::{CloseReason, Closer, Profile, Reply, Service, Turn, Waker};
 use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan, Spans, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::index::leaf::LetGo;
@@ -378,7 +378,7 @@ impl KvConn {
         place: u64,
         command: Kept,
         fetch: Fetch,
-        mut reply: LoggedReply<'_, '_>,
+        reply: &mut Reply<'_, Logged>,
         add: impl FnOnce(&mut Queue, u64, Waiting),
     ) {
         self.waiting += 1;
@@ -388,7 +388,7 @@ impl KvConn {
     }
 
     /// Answers a command that cannot be carried out.
-    fn fail(&mut self, asked: Asked<'_>, why: &str, mut reply: LoggedReply<'_, '_>) {
+    fn fail(&mut self, asked: Asked<'_>, why: &str, reply: &mut Reply<'_, Logged>) {
         let mut out = Vec::new();
         let goes_on = match asked.http {
             Some(request) => http::fail(request, why, now_ns(), &mut out),
@@ -400,7 +400,7 @@ impl KvConn {
             }
         };
         if !out.is_empty() {
-            reply.bytes(After::Nothing, &out);
+            reply.after(After::Nothing).bytes(&out);
         }
         if !goes_on {
             reply.close();
@@ -449,12 +449,13 @@ fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-impl LoggedService for Kv {
+impl Service for Kv {
     type Shard = KvShard;
     type Conn = KvConn;
+    type Mode = Logged;
 
     fn profile(&self) -> Profile<'_> {
-        Profile::new("store", Framing::Custom)
+        Profile { turn_ends: true, ..Profile::new("store", Framing::Custom) }
     }
 
     fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<KvShard> {
@@ -575,11 +576,7 @@ impl LoggedService for Kv {
         limits.message_bytes_max
     }
 
-    fn awaits_rest(&self, conn: &KvConn) -> bool {
-        matches!(&conn.protocol, Protocol::Http(reader) if reader.awaits_body())
-    }
-
-    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, mut reply: LoggedReply<'_, '_>) {
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
         let (key, bytes) = (message.key(), message.bytes());
         if conn.session.client.is_killed(key) {
             return reply.close();
@@ -600,7 +597,13 @@ impl LoggedService for Kv {
         }
     }
 
-    fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: LoggedReply<'_, '_>) {
+    fn resume(
+        &self,
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        state: Box<dyn Any + Send>,
+        reply: &mut Reply<'_, Logged>,
+    ) {
         conn.waiting = conn.waiting.saturating_sub(1);
         conn.session.room_bytes = reply.session_room();
         let (Ok(resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
@@ -619,9 +622,8 @@ impl LoggedService for Kv {
                 drop(room);
             }
             Fetch::Until { reply: bytes, .. } => {
-                let mut reply = reply;
                 if !bytes.is_empty() {
-                    reply.bytes(After::Nothing, &bytes);
+                    reply.after(After::Nothing).bytes(&bytes);
                 }
             }
             Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } | Fetch::Pause { .. } => {
@@ -634,7 +636,7 @@ impl LoggedService for Kv {
         self.work(shard, turn);
     }
 
-    fn refuse(&self, conn: &mut KvConn, reason: CloseReason, mut reply: LoggedReply<'_, '_>) {
+    fn refuse(&self, _: &mut Self::Shard, conn: &mut KvConn, reason: CloseReason, reply: &mut Reply<'_, Logged>) {
         let mut out = Vec::new();
         if let Protocol::Http(reader) = &conn.protocol {
             http::refuse(reader.status(reason), now_ns(), &mut out);
@@ -644,7 +646,7 @@ impl LoggedService for Kv {
             Writer::new(&mut out, Version::Resp2).error(&format!("ERR {malformed}"));
         }
         if !out.is_empty() {
-            reply.bytes(After::Nothing, &out);
+            reply.after(After::Nothing).bytes(&out);
         }
     }
 
@@ -658,13 +660,14 @@ impl LoggedService for Kv {
     }
 
     fn session(&self, conn: &KvConn) -> ksf::service::SessionState {
-        let head_bytes = match &conn.protocol {
-            Protocol::Http(reader) => reader.kept_bytes(),
-            _ => 0,
+        let (head_bytes, awaits_rest) = match &conn.protocol {
+            Protocol::Http(reader) => (reader.kept_bytes(), reader.awaits_body()),
+            _ => (0, false),
         };
         ksf::service::SessionState {
             is_stranger: conn.session.standing != Standing::Known,
             bytes: conn.session.transaction.kept_bytes() + head_bytes,
+            awaits_rest,
         }
     }
 
@@ -745,7 +748,7 @@ impl Kv {
         conn: &mut KvConn,
         key: ConnKey,
         asked: Asked<'_>,
-        reply: LoggedReply<'_, '_>,
+        reply: &mut Reply<'_, Logged>,
     ) {
         if conn.waiting > 0 || !conn.never_waits(asked) && shard.is_held_up(asked) {
             let place = shard.queue.next_place();
@@ -763,7 +766,7 @@ impl Kv {
         (key, place): (ConnKey, Option<u64>),
         asked: Asked<'_>,
         undone: Undone,
-        reply: LoggedReply<'_, '_>,
+        reply: &mut Reply<'_, Logged>,
     ) {
         let place = place.unwrap_or_else(|| shard.queue.next_place());
         let wanted = match undone {
@@ -792,7 +795,7 @@ impl Kv {
         (key, place): (ConnKey, Option<u64>),
         asked: Asked<'_>,
         fetch: Fetch,
-        reply: LoggedReply<'_, '_>,
+        reply: &mut Reply<'_, Logged>,
     ) {
         let place = place.unwrap_or_else(|| shard.queue.next_place());
         let has_others = conn.waiting > 0;
@@ -801,7 +804,7 @@ impl Kv {
     }
 
     /// Answers the head of a request whose client waits before it sends the body.
-    fn welcome(&self, conn: &KvConn, request: &http::Request, head: &[u8], mut reply: LoggedReply<'_, '_>) {
+    fn welcome(&self, conn: &KvConn, request: &http::Request, head: &[u8], reply: &mut Reply<'_, Logged>) {
         let mut out = Vec::new();
         // Its head is kept until the body is there.
         let is_wanted = if head.len() > reply.session_room() {
@@ -810,7 +813,7 @@ impl Kv {
         } else {
             http::welcome(&self.settings, &conn.session, request, head, now_ns(), &mut out)
         };
-        reply.bytes(After::Nothing, &out);
+        reply.after(After::Nothing).bytes(&out);
         if !is_wanted {
             reply.close();
         }
@@ -824,7 +827,7 @@ impl Kv {
         key: ConnKey,
         place: Option<u64>,
         asked: Asked<'_>,
-        mut reply: LoggedReply<'_, '_>,
+        reply: &mut Reply<'_, Logged>,
     ) {
         if conn.has_worked(shard.turn) {
             return Self::wait_first(shard, conn, (key, place), asked, Fetch::Turn, reply);
@@ -859,15 +862,15 @@ impl Kv {
         let waits = shard.replies_wait(now_ns / 1_000_000, &done.needs) || done.is_durable;
         if let Some(range) = done.file {
             // It is of no use unless it is what was promised before, so it waits for nothing.
-            let sent = reply.file(After::Nothing, |head| head.extend_from_slice(&out), range, b"\r\n");
+            let sent = reply.after(After::Nothing).file(|head| head.extend_from_slice(&out), range, b"\r\n");
             if sent.is_err() {
-                reply.bytes(After::Nothing, b"-ERR this connection takes no bytes of files\r\n");
+                reply.after(After::Nothing).bytes(b"-ERR this connection takes no bytes of files\r\n");
             }
         } else if !out.is_empty() {
-            let mut gates = self.gate(&done.needs).filter(|_| waits);
-            let after = gates.next().map_or(After::Nothing, After::Gate);
-            gates.for_each(|gate| reply.also_after(gate));
-            reply.bytes(after, &out);
+            for gate in self.gate(&done.needs).filter(|_| waits) {
+                reply.after(gate);
+            }
+            reply.after(After::Nothing).bytes(&out);
         }
         if done.close {
             reply.close();
@@ -1050,14 +1053,14 @@ impl Kv {
         let taken = shard.fetched_bytes.load(Ordering::Relaxed);
         let sources = (&*self.store, &*self.clients, now_ns() / 1_000_000);
         for (deferred, resumed) in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked)) {
-            deferred.resume_in(turn, Box::new(resumed));
+            turn.resume(deferred, Box::new(resumed));
         }
         while left > 0
             && let Some((deferred, resumed)) = queue.take_waiting(|asked| shard.must_wait(asked))
         {
             self.waits.fetch_add(1, Ordering::Relaxed);
             left = left.saturating_sub(resumed.command.bytes.len());
-            deferred.resume_in(turn, Box::new(resumed));
+            turn.resume(deferred, Box::new(resumed));
         }
         queue.begin_reads(&shard.files, &self.logs, self.segment_bytes, &mut shard.next_token);
         let needs_a_look = queue.needs_a_look();

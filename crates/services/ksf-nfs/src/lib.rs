@@ -1,7 +1,7 @@
 //! The NFSv3 server (RFC 1813): the programs NFS 3, MOUNT 3 and NLM 4 for the RPC service, over the file layer `ksf-fs`.
 //!
 //! ```text
-//! RpcService ─► NfsProgram::call ── arguments, handle, export, client ── refused ─► reply
+//! NfsService ─► NfsProgram::call ── arguments, handle, export, client ── refused ─► reply
 //!                    │ may its second try differ? ─► Drc ── known ─► the reply to its first try
 //!                    ▼
 //!               Lanes::submit ─► a lane: Fs, as the caller ─► results ─► Drc, reply
@@ -27,6 +27,7 @@ mod program;
 mod request;
 mod results;
 mod server;
+mod service;
 mod status;
 mod wire;
 
@@ -36,4 +37,5 @@ pub use exports::ExportSettings;
 pub use ksf_proto::oncrpc::NFS_PROGRAM;
 pub use procedure::Procedure;
 pub use server::{ExportInfo, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+pub use service::NfsService;
 pub use status::Status;

@@ -2,18 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf_fs::{Credential as Caller, ErrorKind, FileType, Handle, Lane, Lanes};
-use ksf_proto::oncrpc::{MOUNT_PROGRAM, flavor};
+use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::{Answered, ProcError, Program, RpcCall, RpcReply};
+use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
 
 use crate::exports::Sender;
-use crate::program::{Core, VERSION, caller_of};
+use crate::program::{Core, caller_of};
 use crate::status::Status;
 
 /// Greatest path: `MNTPATHLEN`.
@@ -66,13 +65,13 @@ pub(crate) struct MountProgram {
 }
 
 impl MountProgram {
-    fn mount(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+    fn mount(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let path = match read_path(call.args) {
             Ok(path) => path,
             Err(error) => return reply.error(error),
         };
         let sender = Sender::of(call.peer());
-        let refuse = |status: Status, reply: RpcReply<'_, '_>| {
+        let refuse = |status: Status, reply: RpcReply<'_>| {
             reply.results(|out| {
                 out.put_u32(status.0);
                 Ok(())
@@ -111,20 +110,9 @@ impl MountProgram {
     }
 }
 
-impl Program for MountProgram {
-    fn name(&self) -> &str {
-        "mount"
-    }
-
-    fn number(&self) -> u32 {
-        MOUNT_PROGRAM
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        VERSION..=VERSION
-    }
-
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+impl MountProgram {
+    /// Answers a call.
+    pub(crate) fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let ip = Sender::of(call.peer()).ip();
         match call.procedure {
             NULL => reply.void(),

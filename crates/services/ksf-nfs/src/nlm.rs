@@ -3,15 +3,13 @@
 //! There are no locks over the network here: a client mounts with `nolock`. One that does not, and finds this program, learns by
 //! NLM4_DENIED_NOLOCKS that there are none, instead of waiting for an answer.
 
-use std::ops::RangeInclusive;
-
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::{Answered, ProcError, Program, RpcCall, RpcReply};
+use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
 
 /// Program number of the network lock manager.
-const PROGRAM: u32 = 100_021;
+pub(crate) const PROGRAM: u32 = 100_021;
 /// The version that goes with NFSv3 (Open Group, Protocols for Interworking: XNFS, chapter 14).
-const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 4;
 /// The server has no locks to give: `nlm4_denied_nolocks`.
 const DENIED_NOLOCKS: u32 = 2;
 /// Greatest cookie: `LM_MAXSTRLEN`.
@@ -25,38 +23,21 @@ const UNSHARE: u32 = 21;
 const NM_LOCK: u32 = 22;
 const FREE_ALL: u32 = 23;
 
-/// NLM that has no locks.
-#[derive(Debug)]
-pub(crate) struct NoLocks;
-
-impl Program for NoLocks {
-    fn name(&self) -> &str {
-        "nlm"
-    }
-
-    fn number(&self) -> u32 {
-        PROGRAM
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        VERSION..=VERSION
-    }
-
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        match call.procedure {
-            NULL | FREE_ALL => reply.void(),
-            TEST..=GRANTED | SHARE | UNSHARE | NM_LOCK => reply.results(|out| {
-                // All arguments begin with a cookie, which comes back.
-                let cookie = XdrReader::new(call.args).opaque(COOKIE_LIMIT_BYTES)?;
-                out.put_opaque(cookie);
-                out.put_u32(DENIED_NOLOCKS);
-                if matches!(call.procedure, SHARE | UNSHARE) {
-                    // A sequence number that means nothing.
-                    out.put_u32(0);
-                }
-                Ok(())
-            }),
-            _ => reply.error(ProcError::ProcUnavail),
-        }
+/// Answers a call that asks for a lock: there are none.
+pub(crate) fn no_locks(call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+    match call.procedure {
+        NULL | FREE_ALL => reply.void(),
+        TEST..=GRANTED | SHARE | UNSHARE | NM_LOCK => reply.results(|out| {
+            // All arguments begin with a cookie, which comes back.
+            let cookie = XdrReader::new(call.args).opaque(COOKIE_LIMIT_BYTES)?;
+            out.put_opaque(cookie);
+            out.put_u32(DENIED_NOLOCKS);
+            if matches!(call.procedure, SHARE | UNSHARE) {
+                // A sequence number that means nothing.
+                out.put_u32(0);
+            }
+            Ok(())
+        }),
+        _ => reply.error(ProcError::ProcUnavail),
     }
 }

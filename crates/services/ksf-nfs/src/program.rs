@@ -1,14 +1,13 @@
 //! The program NFS, version 3: from a call to a lane and back.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf::{Peer, Refused};
 use ksf_fs::{Credential as Caller, Fs, Lane, Lanes};
-use ksf_proto::oncrpc::{Credential, NFS_PROGRAM};
-use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply, RpcTurn, ShardProgram};
+use ksf_proto::oncrpc::Credential;
+use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
 use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Origin, Ticket};
@@ -18,9 +17,6 @@ use crate::request::{Refusal, Request};
 use crate::results::{Failed, ReadDone, put_not_begun, read, run};
 use crate::status::Status;
 use crate::wire::{put_attr, put_status};
-
-/// Version of NFS, and of MOUNT, that is served.
-pub(crate) const VERSION: u32 = 3;
 
 /// What requests need while they are carried out. It has no lanes: a lane that gave up the last of them would wait for itself.
 pub(crate) struct Core {
@@ -67,38 +63,9 @@ pub(crate) struct NfsProgram {
     pub(crate) lanes: Arc<Lanes>,
 }
 
-impl ShardProgram for NfsProgram {
-    const HAS_TURN_END: bool = false;
-
-    type Shard = ();
-    type Conn = Origin;
-
-    fn name(&self) -> &str {
-        "nfs"
-    }
-
-    fn number(&self) -> u32 {
-        NFS_PROGRAM
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        VERSION..=VERSION
-    }
-
-    fn keeps_messages(&self) -> bool {
-        // The data of a WRITE lie where they were received until they are in the file.
-        true
-    }
-
-    fn start(&self, _: &mut RpcTurn<'_, '_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<Origin, Refused> {
-        Ok(Origin::new())
-    }
-
-    fn call(&self, (): &mut (), origin: &mut Origin, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+impl NfsProgram {
+    /// Answers a call, or gives it to a lane.
+    pub(crate) fn call(&self, origin: &mut Origin, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let started = Instant::now();
         let peer = call.peer();
         if matches!(peer, Peer::Udp(_)) {
@@ -111,7 +78,7 @@ impl ShardProgram for NfsProgram {
             return reply.void();
         }
         let sender = Sender::of(peer);
-        let refuse = |status, reply: RpcReply<'_, '_>| {
+        let refuse = |status, reply: RpcReply<'_>| {
             self.core.counters.answered(procedure, status, started.elapsed());
             reply.results(|out| {
                 put_not_begun(out, procedure, status);

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use ksf_fs::{
     ExportError, FsCounters, FsOptions, HandleSource, Identities, LaneCounters, LaneError, LaneOptions, Lanes,
 };
-use ksf_services::rpc::{ProgramTable, TableError};
+use ksf_services::rpc::TableError;
 
 use crate::counters::{Counters, ProcedureCounts};
 use crate::drc::{Drc, DrcLimits, DrcSizes};
 use crate::exports::{ExportSettings, Exports};
 use crate::mount::MountProgram;
-use crate::nlm::NoLocks;
 use crate::program::{Core, NfsProgram};
+use crate::service::{NfsService, programs};
 
 /// How often the file layer is told that a second has passed.
 const IDLE_EVERY: Duration = Duration::from_secs(1);
@@ -90,19 +90,19 @@ impl Nfs {
         Ok(Self { core, lanes, _idle: idle })
     }
 
-    /// The programs that an RPC service is to serve: NFS 3, MOUNT 3 and NLM 4.
+    /// The service that answers its clients, called `name` in messages and counters.
     ///
     /// # Errors
     ///
-    /// None: their numbers are not the same.
-    pub fn programs(&self) -> Result<ProgramTable, TableError> {
+    /// None: the numbers of its programs are not the same.
+    pub fn service(&self, name: impl Into<String>) -> Result<NfsService, TableError> {
         let (core, lanes) = (&self.core, &self.lanes);
-        let mut table = ProgramTable::new();
-        table.register(NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) })?;
-        let mounts = Arc::default();
-        table.register(MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts })?;
-        table.register(NoLocks)?;
-        Ok(table)
+        Ok(NfsService {
+            name: name.into(),
+            programs: programs()?,
+            nfs: NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) },
+            mount: MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts: Arc::default() },
+        })
     }
 
     /// What it exports, in the order in which it was given.

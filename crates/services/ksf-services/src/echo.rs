@@ -6,7 +6,7 @@
 
 use ksf::error::FramingError;
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Refused, Reply, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 
 /// From this length on a reply is sent from the slot it was received in. Below
 /// it a copy costs less than keeping count of who holds the slot.
@@ -17,21 +17,23 @@ const KEEP_BYTES_MIN: usize = 2048;
 pub struct Echo;
 
 impl Service for Echo {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "echo"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("echo", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         send_back(message, reply);
     }
 }
@@ -51,21 +53,23 @@ impl MessageEcho {
 }
 
 impl Service for MessageEcho {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "message-echo"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("message-echo", self.framing)
     }
 
-    fn framing(&self) -> Framing {
-        self.framing
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         send_back(message, reply);
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
-use ksf::{CloseReason, Message, Peer, Refused, Reply, Service};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
 
 pub use counts::{Counts, WorkerCounts};
 use page::{Page, refusal};
@@ -44,37 +44,31 @@ impl PageServer {
 }
 
 impl Service for PageServer {
+    type Shard = ();
     type Conn = Reader;
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "demo"
+    fn profile(&self) -> Profile<'_> {
+        Profile { peer_speaks_first: true, needs_peer_addresses: false, ..Profile::new("demo", Framing::Custom) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Custom
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn cut(&self, conn: &mut Reader, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         conn.cut(buf, scanned, limits)
     }
 
-    fn awaits_rest(&self, conn: &Reader) -> bool {
-        conn.is_mid_body()
+    fn session(&self, conn: &Reader) -> SessionState {
+        SessionState { awaits_rest: conn.is_mid_body(), ..SessionState::default() }
     }
 
-    fn peer_speaks_first(&self) -> bool {
-        true
-    }
-
-    fn needs_peer_addresses(&self) -> bool {
-        false
-    }
-
-    fn accept(&self, _: &Peer) -> Result<Reader, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Reader, Refused> {
         Ok(Reader::default())
     }
 
-    fn call(&self, conn: &mut Reader, _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), conn: &mut Reader, _: &Message<'_>, reply: &mut Reply<'_>) {
         conn.shard = reply.shard();
         let counts = self.counts.of(conn.shard);
         let piece = conn.take_piece();
@@ -98,11 +92,11 @@ impl Service for PageServer {
         if request.keep_alive { reply.close() } else { reply.close_at_once() }
     }
 
-    fn refuse(&self, conn: &mut Reader, reason: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, (): &mut (), conn: &mut Reader, reason: CloseReason, reply: &mut Reply<'_>) {
         refuse(conn, reason, reply, self.counts.of(reply.shard()));
     }
 
-    fn close(&self, conn: Reader) {
+    fn close(&self, (): &mut (), conn: Reader) {
         if conn.is_mid_body() {
             // Its shard's thread is the one that closes it.
             self.counts.of(conn.shard).clients_gone.add(1);

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use ksf::deferred::Deferred;
 use ksf::framing::{Framing, LengthPrefix};
-use ksf::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 
 /// `how`: answer at once, on the shard's own thread; the time is ignored.
 pub const HOW_INLINE: u32 = 0;
@@ -59,29 +59,27 @@ impl Work {
 }
 
 impl Service for Work {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "work"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("work", Framing::LengthPrefix(LengthPrefix::big_endian(4))) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::LengthPrefix(LengthPrefix::big_endian(4))
-    }
-
-    fn order(&self) -> Order {
-        Order::Free
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {
         Some(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let Some((cost, payload)) = parse(message.bytes()) else {
             self.malformed.fetch_add(1, Ordering::Relaxed);
             reply.close();

@@ -4,23 +4,19 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::common::engines;
 use ksf::engine::EngineKind;
 use ksf::files::{File, FileRange, NoFileReplies};
+use ksf::framing::Framing;
 use ksf::gates::{Gate, LogId};
 use ksf::listener::ListenAddr;
-use ksf::logged::After;
-use ksf::shard_service::Releaser;
-use ksf::{Peer, Refused, Server};
+use ksf::logged::{After, Logged};
+use ksf::{Message, Order, Peer, Profile, Refused, Releaser, Reply, Server, Service, Turn, Unlogged};
 use ksf_proto::xdr::XdrWrite;
-use ksf_services::rpc::{
-    Answered, LoggedProgram, LoggedRpcReply, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply,
-    RpcService, RpcTurn, ShardProgram,
-};
+use ksf_services::rpc::{Answered, ProcError, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply};
 use ksf_test::rpc::{accepted, call, read_record, record};
 use ksf_test::stream::{connect, datagrams};
 use ksf_test::{Folder, pattern};
@@ -55,28 +51,32 @@ fn pair_of(call: &RpcCall<'_>) -> Option<[(u64, usize); 2]> {
 
 /// Answers at once, behind a gate that the test opens.
 struct Gated {
+    programs: ProgramTable,
     file: File,
     log: Arc<OnceLock<(LogId, Releaser)>>,
     calls: Arc<AtomicU64>,
 }
 
-impl LoggedProgram for Gated {
+impl Gated {
+    fn answer(&self, call: &RpcCall<'_>, reply: RpcReply<'_, Logged>) -> Answered {
+        let Some(pair) = pair_of(call) else { return reply.after(After::Nothing).void() };
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let gate = Gate { log: self.log.get().unwrap().0, number: 1 };
+        let answered = reply.after(gate).results_pieces(|pieces| add_ranges(&self.file, pair, pieces));
+        answered.unwrap_or_else(|reply| reply.results(refused))
+    }
+}
+
+impl Service for Gated {
     type Shard = ();
     type Conn = ();
+    type Mode = Logged;
 
-    fn name(&self) -> &str {
-        "gated"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("gated", Framing::RecordMark) }
     }
 
-    fn number(&self) -> u32 {
-        LOGGED
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
-    }
-
-    fn start(&self, turn: &mut RpcTurn<'_, '_>) -> std::io::Result<()> {
+    fn start(&self, turn: &mut Turn<'_>) -> std::io::Result<()> {
         let log = turn.open_log().map_err(std::io::Error::other)?;
         assert!(self.log.set((log, turn.releaser())).is_ok(), "there is one shard");
         Ok(())
@@ -86,100 +86,70 @@ impl LoggedProgram for Gated {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), (): &mut (), call: &RpcCall<'_>, reply: LoggedRpcReply<'_, '_>) -> Answered {
-        let Some(pair) = pair_of(call) else { return reply.void(After::Nothing) };
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let gate = Gate { log: self.log.get().unwrap().0, number: 1 };
-        let answered = reply.results_pieces(gate, |pieces| add_ranges(&self.file, pair, pieces));
-        answered.unwrap_or_else(|reply| {
-            reply.results(After::Nothing, |out| {
-                out.put_u32(REFUSED);
-                Ok(())
-            })
-        })
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
+        self.programs.call(message, reply, |call, reply| self.answer(call, reply));
     }
-
-    fn turn_end(&self, (): &mut (), _: &mut RpcTurn<'_, '_>) {}
 }
 
-/// Answers at the end of the turn.
-struct AtTurnEnd {
+/// Answers at the end of the turn, or from a thread that may block.
+struct Later {
+    programs: ProgramTable,
     file: File,
 }
 
-impl ShardProgram for AtTurnEnd {
-    type Shard = VecDeque<(RpcDeferred, [(u64, usize); 2])>;
+type AtTurnEnd = VecDeque<(RpcDeferred, [(u64, usize); 2])>;
+
+fn refused(out: &mut Vec<u8>) -> Result<(), ProcError> {
+    out.put_u32(REFUSED);
+    Ok(())
+}
+
+impl Later {
+    fn answer(&self, at_turn_end: &mut AtTurnEnd, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+        let Some(pair) = pair_of(call) else { return reply.void() };
+        let bytes = pair[0].1 + pair[1].1;
+        if call.program == AT_TURN_END {
+            let (answered, deferred) = reply.defer_for(bytes);
+            at_turn_end.push_back((deferred, pair));
+            return answered;
+        }
+        let (file, shard) = (self.file.clone(), std::thread::current().id());
+        reply.block(bytes, move |deferred| {
+            assert_ne!(std::thread::current().id(), shard);
+            if let Err(deferred) = deferred.results_pieces(|pieces| add_ranges(&file, pair, pieces)) {
+                deferred.results(refused);
+            }
+        })
+    }
+}
+
+impl Service for Later {
+    type Shard = AtTurnEnd;
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "at turn end"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, turn_ends: true, ..Profile::new("later", Framing::RecordMark) }
     }
 
-    fn number(&self) -> u32 {
-        AT_TURN_END
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
-    }
-
-    fn start(&self, _: &mut RpcTurn<'_, '_>) -> std::io::Result<Self::Shard> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<AtTurnEnd> {
         Ok(VecDeque::new())
     }
 
-    fn accept(&self, _: &mut Self::Shard, _: &Peer) -> Result<(), Refused> {
+    fn accept(&self, _: &mut AtTurnEnd, _: &Peer) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn call(&self, later: &mut Self::Shard, (): &mut (), call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        let Some(pair) = pair_of(call) else { return reply.void() };
-        let (answered, deferred) = reply.defer_for(pair[0].1 + pair[1].1);
-        later.push_back((deferred, pair));
-        answered
+    fn call(&self, at_turn_end: &mut AtTurnEnd, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, |call, reply| self.answer(at_turn_end, call, reply));
     }
 
-    fn turn_end(&self, later: &mut Self::Shard, turn: &mut RpcTurn<'_, '_>) {
-        for (deferred, pair) in later.drain(..) {
-            if let Err(deferred) = turn.results_pieces(deferred, |pieces| add_ranges(&self.file, pair, pieces)) {
-                turn.results(deferred, |out| {
-                    out.put_u32(REFUSED);
-                    Ok(())
-                });
+    fn turn_end(&self, at_turn_end: &mut AtTurnEnd, turn: &mut Turn<'_>) {
+        for (deferred, pair) in at_turn_end.drain(..) {
+            if let Err(deferred) = deferred.results_pieces_in(turn, |pieces| add_ranges(&self.file, pair, pieces)) {
+                deferred.results_in(turn, refused);
             }
         }
-    }
-}
-
-/// Answers from a thread that may block.
-struct Elsewhere {
-    file: File,
-}
-
-impl Program for Elsewhere {
-    fn name(&self) -> &str {
-        "elsewhere"
-    }
-
-    fn number(&self) -> u32 {
-        ELSEWHERE
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
-    }
-
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        let Some(pair) = pair_of(call) else { return reply.void() };
-        let (file, shard) = (self.file.clone(), std::thread::current().id());
-        reply.block(pair[0].1 + pair[1].1, move |deferred| {
-            assert_ne!(std::thread::current().id(), shard);
-            if let Err(deferred) = deferred.results_pieces(|pieces| add_ranges(&file, pair, pieces)) {
-                deferred.results(|out| {
-                    out.put_u32(REFUSED);
-                    Ok(())
-                });
-            }
-        })
     }
 }
 
@@ -197,25 +167,31 @@ impl World {
         folder.write("file", &content);
         let file = || File::from(std::fs::File::open(folder.path("file")).unwrap());
         let (log, calls) = (Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(0)));
-        let mut table = ProgramTable::new();
-        table.register_logged(Gated { file: file(), log: Arc::clone(&log), calls: Arc::clone(&calls) }).unwrap();
-        table.register_shared(Arc::new(AtTurnEnd { file: file() })).unwrap();
-        table.register(Elsewhere { file: file() }).unwrap();
-        let service = Arc::new(RpcService::new("pieces", table));
+        let programs = |numbers: &[u32]| {
+            let mut programs = ProgramTable::new();
+            numbers.iter().for_each(|number| programs.register(Program::new("test", *number, 1..=1)).unwrap());
+            programs
+        };
+        let gated =
+            Gated { programs: programs(&[LOGGED]), file: file(), log: Arc::clone(&log), calls: Arc::clone(&calls) };
+        let later = Later { programs: programs(&[AT_TURN_END, ELSEWHERE]), file: file() };
+        let (gated, later) = (Arc::new(gated), Arc::new(later));
         let any: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let builder = Server::builder().engine(engine).cpus(Some(cpus));
-        let builder = builder.listen(ListenAddr::Tcp(any), Arc::clone(&service), None);
-        let server = builder.listen(ListenAddr::Udp(any), service, None).start().unwrap();
+        let builder = builder.listen(ListenAddr::Tcp(any), Arc::clone(&gated), None);
+        let builder = builder.listen(ListenAddr::Tcp(any), Arc::clone(&later), None);
+        let builder = builder.listen(ListenAddr::Udp(any), gated, None);
+        let server = builder.listen(ListenAddr::Udp(any), later, None).start().unwrap();
         Self { server, log, calls, content, _folder: folder }
     }
 
-    fn stream(&self) -> TcpStream {
-        connect(self.address(0))
+    fn stream(&self, program: u32) -> TcpStream {
+        connect(self.address(usize::from(program != LOGGED)))
     }
 
-    fn datagrams(&self) -> UdpSocket {
-        datagrams(self.address(1))
+    fn datagrams(&self, program: u32) -> UdpSocket {
+        datagrams(self.address(2 + usize::from(program != LOGGED)))
     }
 
     fn address(&self, listener: usize) -> SocketAddr {
@@ -253,13 +229,13 @@ fn receive(stream: &mut TcpStream) -> Vec<u8> {
 fn ranges_of_a_file_wait_for_the_gate_and_are_padded() {
     for engine in engines() {
         let world = World::new(engine);
-        let mut stream = world.stream();
+        let mut stream = world.stream(LOGGED);
         for (index, _) in PAIRS.iter().enumerate() {
             send(&mut stream, index as u32, LOGGED, RANGES + index as u32);
         }
         ksf_test::wait_until("the calls are answered", || world.calls.load(Ordering::SeqCst) == PAIRS.len() as u64);
         // A later turn of the shard, which would have begun to read them before it.
-        let mut other = world.stream();
+        let mut other = world.stream(AT_TURN_END);
         send(&mut other, 99, AT_TURN_END, PING);
         assert_eq!(receive(&mut other), accepted(99, &[0]), "{engine}");
         let counters = world.server.counters();
@@ -285,7 +261,7 @@ fn ranges_of_a_file_wait_for_the_gate_and_are_padded() {
 fn ranges_of_a_file_answer_a_deferred_call_at_the_end_of_its_turn_and_from_other_threads() {
     for engine in engines() {
         let world = World::new(engine);
-        let mut stream = world.stream();
+        let mut stream = world.stream(AT_TURN_END);
         for (program, (index, pair)) in [AT_TURN_END, ELSEWHERE]
             .into_iter()
             .flat_map(|program| PAIRS.into_iter().enumerate().map(move |i| (program, i)))
@@ -303,10 +279,9 @@ fn a_datagram_refuses_ranges_of_a_file_and_the_call_is_answered_otherwise() {
     for engine in engines() {
         let world = World::new(engine);
         world.release();
-        let socket = world.datagrams();
         let mut buffer = [0; 256];
         for (xid, program) in [LOGGED, AT_TURN_END, ELSEWHERE, LOGGED, AT_TURN_END, ELSEWHERE].into_iter().enumerate() {
-            let xid = xid as u32;
+            let (xid, socket) = (xid as u32, world.datagrams(program));
             for (xid, procedure, results) in [(xid, RANGES, &[0, REFUSED][..]), (xid + 100, PING, &[0])] {
                 socket.send(&call(xid, program, 1, procedure)).unwrap();
                 let bytes = socket.recv(&mut buffer).unwrap();

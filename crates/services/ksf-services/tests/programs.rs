@@ -4,26 +4,22 @@
 mod common;
 
 use std::any::Any;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{SLOT_BYTES, Wire, counter};
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::files::{File, FileRange};
+use ksf::framing::Framing;
 use ksf::limits::{Limits, Time};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::shard_service::OnShard;
+use ksf::session::OnShard;
 use ksf::tasks::{TaskOptions, TaskPool};
-use ksf::{Peer, Refused, Service, ShardService, Turn};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use ksf_proto::oncrpc::{AuthStat, Credential};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::{
-    Answered, ProcError, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcOnWorkers, RpcReply, RpcService,
-    RpcTurn, ShardProgram, nfs_null,
-};
+use ksf_services::rpc::{Answered, ProcError, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply};
 use ksf_test::alloc::{Counting, allocations};
 
 #[global_allocator]
@@ -35,27 +31,17 @@ static COUNTING: Counting = Counting;
 /// connection, 8 tells what it knows of the call and gives its arguments back, 9
 /// answers with data of the length twice, and 10 the same from another thread; 11
 /// and 12 as 9 and 10, with a range of a file between both.
-struct Sample;
+struct Sample {
+    programs: ProgramTable,
+}
 
 /// Data that tells one place from another.
 fn data(bytes: u32) -> Chunk {
     Chunk::from_vec((0..bytes).map(|at| at as u8).collect())
 }
 
-impl Program for Sample {
-    fn name(&self) -> &str {
-        "sample"
-    }
-
-    fn number(&self) -> u32 {
-        0x2000_0001
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
-    }
-
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+impl Sample {
+    fn answer(call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         match call.procedure {
             1 => reply.results(|out| {
                 let mut args = XdrReader::new(call.args);
@@ -122,20 +108,48 @@ impl Program for Sample {
             _ => reply.error(ProcError::ProcUnavail),
         }
     }
+}
 
-    fn resume(&self, state: Box<dyn Any + Send>, reply: RpcReply<'_, '_>) -> Answered {
-        let Ok(number) = state.downcast::<u32>() else { return reply.error(ProcError::SystemErr) };
-        reply.results(|out| {
-            out.put_u32(*number + 7);
-            Ok(())
-        })
+impl Service for Sample {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("sample", Framing::RecordMark) }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, Self::answer);
+    }
+
+    fn resume(&self, (): &mut (), (): &mut (), state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+        self.programs.resume(state, reply, |state, reply| {
+            let Ok(number) = state.downcast::<u32>() else { return reply.error(ProcError::SystemErr) };
+            reply.results(|out| {
+                out.put_u32(*number + 7);
+                Ok(())
+            })
+        });
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.programs.counters()
     }
 }
 
-fn service() -> Arc<RpcService> {
-    let mut table = ProgramTable::new();
-    table.register(Sample).unwrap();
-    Arc::new(RpcService::new("sample", table))
+fn service() -> Arc<Sample> {
+    let mut programs = ProgramTable::new();
+    programs.register(Program::new("sample", 0x2000_0001, 1..=1)).unwrap();
+    Arc::new(Sample { programs })
 }
 
 /// Words behind a record mark of their length.
@@ -248,7 +262,7 @@ fn several_data_leave_from_where_they_lie_and_are_padded() {
 /// No range of a file leaves from a worker. The call can still be answered, once, and nothing of the first try is left.
 #[test]
 fn workers_send_several_data_and_no_range_of_a_file() {
-    let mut wire = Wire::new(&Arc::new(RpcOnWorkers::new(service()).unwrap()));
+    let mut wire = Wire::new(&service());
     let taken = wire.on_worker();
     for bytes in [0, 1, 2, 3, 4, 2047, 2048, 2049, 100_001] {
         assert_eq!(wire.feed(&call(9, &[bytes])), with_data_twice(bytes), "{bytes} bytes at once");
@@ -275,183 +289,25 @@ fn a_program_knows_where_a_call_came_from_and_keeps_its_arguments() {
     assert_eq!(wire.feed(&call(8, &long)), accepted(&[&[0, 0][..], &long].concat()));
 }
 
-/// Answers how many calls the shard and the connection had. It takes TCP connections; the others it refuses, or it panics.
-struct Guests {
-    number: u32,
-    strict: bool,
-    open: Arc<AtomicU32>,
-}
-
-impl ShardProgram for Guests {
-    type Shard = u32;
-    type Conn = u32;
-
-    fn name(&self) -> &str {
-        "guests"
-    }
-
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
-    }
-
-    fn start(&self, _: &mut RpcTurn<'_, '_>) -> std::io::Result<u32> {
-        Ok(0)
-    }
-
-    fn accept(&self, _: &mut u32, peer: &Peer) -> Result<u32, Refused> {
-        match peer {
-            Peer::Unnamed if self.strict => return Err(Refused),
-            Peer::Unix if self.strict => panic!("as the test wants it"),
-            _ => self.open.fetch_add(1, Ordering::Relaxed),
-        };
-        Ok(0)
-    }
-
-    fn call(&self, shard: &mut u32, conn: &mut u32, _: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        (*shard, *conn) = (*shard + 1, *conn + 1);
-        reply.results(|out| {
-            out.put_u32(*shard);
-            out.put_u32(*conn);
-            Ok(())
-        })
-    }
-
-    fn close(&self, _: &mut u32, _: u32) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Two programs with state, on one shard.
-struct Shard {
-    env: Env,
-    on: OnShard<RpcService>,
-    open: [Arc<AtomicU32>; 2],
-}
-
-impl Shard {
-    fn new() -> Self {
-        let mut table = ProgramTable::new();
-        let open = [Arc::default(), Arc::default()];
-        for (number, open) in [0x2000_0001, 0x2000_0002].into_iter().zip(&open) {
-            table.register(Guests { number, strict: number % 2 == 0, open: Arc::clone(open) }).unwrap();
-        }
-        let service = Arc::new(RpcService::new("guests", table));
-        let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).unwrap()).unwrap();
-        let state = service.start(&mut Turn::new(&mut env)).unwrap();
-        Self { env, on: OnShard::new(service, state), open }
-    }
-
-    fn connect(&self, index: u32, peer: Peer) -> Result<Box<Connection>, Refused> {
-        Connection::new(self.on.clone(), peer, ConnKey { index, generation: 0 }, Time(0))
-    }
-
-    fn receive(&mut self, connection: &mut Connection, bytes: &[u8]) {
-        let mut slot = self.env.pool.take().unwrap();
-        slot.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        connection.receive(slot.freeze(bytes.len()), &mut self.env);
-    }
-
-    /// The reply to a call of the first program.
-    fn ask(&mut self, connection: &mut Connection) -> Vec<u8> {
-        self.receive(connection, &call(1, &[]));
-        let batch = connection.take_batch(Time(0), &mut self.env.spares).unwrap();
-        let mut slices = [&[][..]; 4];
-        let filled = batch.slices(&mut slices);
-        connection.sent(batch.len(), true, &mut self.env);
-        slices[..filled].concat()
-    }
-
-    /// States of connections that the programs have.
-    fn open(&self) -> [u32; 2] {
-        [0, 1].map(|at| self.open[at].load(Ordering::Relaxed))
-    }
-}
-
-const TCP: Peer = Peer::Tcp(std::net::SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 9)));
-
 #[test]
-fn states_of_a_connection_come_and_go_with_it() {
-    let mut shard = Shard::new();
-    let mut connections = [0, 1].map(|index| shard.connect(index, TCP).unwrap());
-    assert_eq!(shard.open(), [2, 2]);
-    // Calls of the shard, calls of the connection.
-    for (at, expected) in [(0, [1, 1]), (1, [2, 1]), (0, [3, 2])] {
-        assert_eq!(shard.ask(&mut connections[at]), accepted(&[0, expected[0], expected[1]]));
-    }
-    connections.into_iter().for_each(|connection| connection.end(&mut shard.env));
-    assert_eq!(shard.open(), [0, 0]);
-    // A slot that was used has none of it left.
-    let mut again = shard.connect(2, TCP).unwrap();
-    assert_eq!(shard.ask(&mut again), accepted(&[0, 4, 1]));
-    again.end(&mut shard.env);
-}
-
-/// A turn costs a table without state what it costs a service without state.
-#[test]
-fn programs_without_state_want_no_turn_end() {
-    let mut shard = Shard::new();
-    let mut connection = shard.connect(0, TCP).unwrap();
-    shard.ask(&mut connection);
-    assert!(shard.on.waits_for_turn_end());
-    let mut table = ProgramTable::new();
-    table.register(nfs_null()).unwrap();
-    let service = Arc::new(RpcService::new("null", table));
-    let state = service.start(&mut Turn::new(&mut shard.env)).unwrap();
-    shard.on = OnShard::new(service, state);
-    let mut connection = shard.connect(0, TCP).unwrap();
-    assert_eq!(shard.ask(&mut connection), accepted(&[1]));
-    assert!(!shard.on.waits_for_turn_end());
-}
-
-#[test]
-fn a_connection_that_one_program_refuses_leaves_nothing_with_the_others() {
-    let mut shard = Shard::new();
-    assert!(shard.connect(0, Peer::Unnamed).is_err());
-    assert_eq!(shard.open(), [0, 0]);
-    // After a panic the state is closed when its slot is taken again.
-    assert!(shard.connect(0, Peer::Unix).is_err());
-    assert_eq!(shard.open(), [1, 0]);
-    let connection = shard.connect(0, TCP).unwrap();
-    assert_eq!(shard.open(), [1, 1]);
-    connection.end(&mut shard.env);
-    assert_eq!(shard.open(), [0, 0]);
-}
-
-#[test]
-fn a_call_with_states_allocates_nothing() {
-    let mut shard = Shard::new();
-    let mut connection = shard.connect(0, TCP).unwrap();
-    let calls = call(1, &[]).repeat(20);
-    let mut one = |shard: &mut Shard| {
-        shard.receive(&mut connection, &calls);
-        while let Some(batch) = connection.take_batch(Time(0), &mut shard.env.spares) {
+fn a_call_allocates_nothing() {
+    let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).unwrap()).unwrap();
+    let on = OnShard::from(service());
+    let key = ConnKey { index: 0, generation: 0 };
+    let mut connection = Connection::new(on, Peer::Unix, key, Time(0)).unwrap();
+    let calls = call(1, &[40, 2]).repeat(20);
+    let mut one = |env: &mut Env| {
+        let mut slot = env.pool.take().unwrap();
+        slot.as_mut_slice()[..calls.len()].copy_from_slice(&calls);
+        connection.receive(slot.freeze(calls.len()), env);
+        while let Some(batch) = connection.take_batch(Time(0), &mut env.spares) {
             let bytes = batch.len();
-            batch.recycle(&mut shard.env.spares);
-            connection.sent(bytes, true, &mut shard.env);
+            batch.recycle(&mut env.spares);
+            connection.sent(bytes, true, env);
         }
     };
-    (0..10).for_each(|_| one(&mut shard));
+    (0..10).for_each(|_| one(&mut env));
     let before = allocations();
-    (0..1000).for_each(|_| one(&mut shard));
+    (0..1000).for_each(|_| one(&mut env));
     assert_eq!(allocations() - before, 0, "20,000 calls");
-}
-
-#[test]
-fn workers_take_programs_without_state_alone() {
-    let mut table = ProgramTable::new();
-    table.register(nfs_null()).unwrap();
-    let on_workers = RpcOnWorkers::new(Arc::new(RpcService::new("null", table.clone()))).unwrap();
-    assert_eq!(Service::name(&on_workers), "null");
-    let mut wire = Wire::new(&Arc::new(on_workers));
-    let null = record(&[7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0]);
-    assert_eq!(wire.feed(&[&null[..], &call(1, &[])].concat()), [accepted(&[0]), accepted(&[1])].concat());
-    let strict = false;
-    table.register(Guests { number: 5, strict, open: Arc::default() }).unwrap();
-    let error = RpcOnWorkers::new(Arc::new(RpcService::new("guests", table))).unwrap_err();
-    let expected = "the program guests has state on shards, which workers do not have: run it without workers";
-    assert_eq!(error.to_string(), expected);
 }

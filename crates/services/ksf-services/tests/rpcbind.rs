@@ -11,7 +11,7 @@ use ksf_proto::oncrpc::rpcbind::{Binding, PROC_DUMP, PROC_SET, PROC_UNSET, PROGR
 use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::rpcbind::{Registration, RpcbindClient, RpcbindEndpoint, RpcbindEntry, RpcbindError, entries};
-use ksf_services::rpc::{ProgramTable, mount_null, nfs_null};
+use ksf_services::rpc::{Program, ProgramTable};
 use ksf_test::{Folder, Running, own_run_or_skip, program_or_skip, rpc, run, wait_until};
 
 /// Program, version, netid, universal address.
@@ -150,8 +150,8 @@ fn row(args: &[u8]) -> Row {
 /// NFSv3 and MOUNTv3 at 127.0.0.1:62049 over TCP.
 fn two_entries() -> Vec<RpcbindEntry> {
     let mut table = ProgramTable::new();
-    table.register(nfs_null()).unwrap();
-    table.register(mount_null()).unwrap();
+    table.register(Program::NFS_V3).unwrap();
+    table.register(Program::MOUNT_V3).unwrap();
     entries(&table, "127.0.0.1:62049".parse().unwrap(), true)
 }
 
@@ -298,7 +298,7 @@ fn debians_rpcbind_takes_and_forgets_the_entries() {
         // Also over IPv6, and one entry that a killed server left behind.
         let mut all = two_entries();
         let mut table = ProgramTable::new();
-        table.register(nfs_null()).unwrap();
+        table.register(Program::NFS_V3).unwrap();
         all.extend(entries(&table, "[::1]:62049".parse().unwrap(), true));
         all.extend(entries(&table, "0.0.0.0:62049".parse().unwrap(), false));
         let mut client = RpcbindClient::connect(std::slice::from_ref(&endpoint)).unwrap();

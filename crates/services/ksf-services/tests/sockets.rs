@@ -3,26 +3,26 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::ops::RangeInclusive;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::common::vectors::{answerable, record, service, unanswerable};
 use crate::common::{counter, engines};
-use ksf::ShardService;
 use ksf::engine::EngineKind;
+use ksf::framing::Framing;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf::tasks::TaskOptions;
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::echo::Echo;
-use ksf_services::rpc::{Answered, Program, ProgramTable, RpcCall, RpcDeferred, RpcReply, RpcService};
+use ksf_services::rpc::{Answered, Program, ProgramTable, RpcCall, RpcDeferred, RpcReply};
 use ksf_services::work::{self, Work};
 use ksf_test::stream::{connect, datagrams, read_exactly};
 use ksf_test::{Folder, PATIENCE, program_or_skip, wait_until};
 
-fn start<S: ShardService>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
+fn start<S: Service>(engine: EngineKind, service: &Arc<S>, addrs: &[ListenAddr]) -> Server {
     let listen =
         |builder: ksf::server::Builder, addr: &ListenAddr| builder.listen(addr.clone(), Arc::clone(service), None);
     let builder = addrs.iter().fold(Server::builder().engine(engine), listen);
@@ -181,31 +181,45 @@ fn echo_returns_datagrams_of_every_size() {
 }
 
 /// Keeps the calls of procedure 1; procedure 2 answers them, the last one first.
-#[derive(Default)]
 struct Later {
+    programs: ProgramTable,
     kept: Mutex<Vec<RpcDeferred>>,
 }
 
 const LATER_PROGRAM: u32 = 0x2000_0002;
 
-impl Program for Later {
-    fn name(&self) -> &str {
-        "later"
+impl Service for Later {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("later", Framing::RecordMark) }
     }
 
-    fn number(&self) -> u32 {
-        LATER_PROGRAM
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
     }
 
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, |call, reply| self.answer(call, reply));
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.programs.counters()
+    }
+}
+
+impl Later {
+    fn answer(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let mut kept = self.kept.lock().unwrap();
         match call.procedure {
             1 => {
-                let (answered, deferred) = reply.defer();
+                let (answered, deferred) = reply.defer_for(4);
                 kept.push(deferred);
                 answered
             }
@@ -238,10 +252,14 @@ fn words_record(words: &[u32]) -> Vec<u8> {
     record(&words.iter().flat_map(|w| w.to_be_bytes()).collect::<Vec<_>>())
 }
 
-fn later_service() -> Arc<RpcService> {
-    let mut table = ProgramTable::new();
-    table.register(Later::default()).unwrap();
-    Arc::new(RpcService::new("later", table))
+fn program(number: u32) -> ProgramTable {
+    let mut programs = ProgramTable::new();
+    programs.register(Program::new("test", number, 1..=1)).unwrap();
+    programs
+}
+
+fn later_service() -> Arc<Later> {
+    Arc::new(Later { programs: program(LATER_PROGRAM), kept: Mutex::default() })
 }
 
 #[test]
@@ -292,7 +310,10 @@ fn a_forgotten_reply_closes_the_connection_with_a_counted_reason() {
 }
 
 /// Procedure 1 answers 1 from a thread that may block, once the gate is open; the others answer at once.
-struct Gated(Arc<Gate>);
+struct Gated {
+    programs: ProgramTable,
+    gate: Arc<Gate>,
+}
 
 /// Holds tasks back until it is open.
 #[derive(Default)]
@@ -324,24 +345,38 @@ impl Gate {
 
 const GATED_PROGRAM: u32 = 0x2000_0003;
 
-impl Program for Gated {
-    fn name(&self) -> &str {
-        "gated"
+impl Service for Gated {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("gated", Framing::RecordMark) }
     }
 
-    fn number(&self) -> u32 {
-        GATED_PROGRAM
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn versions(&self) -> RangeInclusive<u32> {
-        1..=1
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
     }
 
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, |call, reply| self.answer(call, reply));
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.programs.counters()
+    }
+}
+
+impl Gated {
+    fn answer(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         if call.procedure != 1 {
             return reply.void();
         }
-        let gate = Arc::clone(&self.0);
+        let gate = Arc::clone(&self.gate);
         reply.block(4, move |deferred| {
             gate.pass();
             deferred.results(|out| {
@@ -361,9 +396,7 @@ fn a_full_queue_is_no_answer() {
     let gated_call = |xid, procedure| words_record(&[xid, 0, 2, GATED_PROGRAM, 1, procedure, 0, 0, 0, 0]);
     for engine in engines() {
         let gate = Arc::<Gate>::default();
-        let mut table = ProgramTable::new();
-        table.register(Gated(Arc::clone(&gate))).unwrap();
-        let service = Arc::new(RpcService::new("gated", table));
+        let service = Arc::new(Gated { programs: program(GATED_PROGRAM), gate: Arc::clone(&gate) });
         // One task runs and two wait.
         let few = TaskOptions { threads_max: 1, queue_max: 2, ..TaskOptions::default() };
         let builder = Server::builder().engine(engine).cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]));

@@ -8,12 +8,12 @@ use ksf::framing::{Frame, Framing, Part};
 use ksf::limits::{Limits, Time};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::shard_service::OnShard;
-use ksf::{CloseReason, Peer, ShardService, Turn};
+use ksf::session::OnShard;
+use ksf::{CloseReason, Peer, Service, Turn};
 use ksf_proto::oncrpc::Reply;
 use ksf_proto::oncrpc::record::RecordMark;
 use ksf_services::echo::MessageEcho;
-use ksf_services::rpc::{NullProgram, ProgramTable, RpcService, mount_null, nfs_null};
+use ksf_services::rpc::{NullService, Program, ProgramTable};
 
 use crate::input::{Choices, Cuts};
 
@@ -65,10 +65,10 @@ pub fn rpc_stream(input: &[u8]) {
     let mut choices = Choices::new(input);
     let seed = choices.byte();
     let mut table = ProgramTable::new();
-    let ranged = NullProgram::new("ranged", 7, 2..=4);
-    let registered = table.register(nfs_null()).and(table.register(mount_null())).and(table.register(ranged));
+    let ranged = Program::new("ranged", 7, 2..=4);
+    let registered = table.register(Program::NFS_V3).and(table.register(Program::MOUNT_V3)).and(table.register(ranged));
     registered.expect("the programs do not overlap");
-    let service = Arc::new(RpcService::new("fuzz", table));
+    let service = Arc::new(NullService::new("fuzz", table));
     let (sent, reason) = same_for_every_cut(&service, choices.rest(), seed);
 
     let mut rest = &sent[..];
@@ -87,7 +87,7 @@ pub fn rpc_stream(input: &[u8]) {
 
 /// Feeds the stream at once and in pieces, compares, and gives what was sent and
 /// why the connection ended.
-pub(crate) fn same_for_every_cut<S: ShardService>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
+pub(crate) fn same_for_every_cut<S: Service>(service: &Arc<S>, stream: &[u8], seed: u8) -> (Vec<u8>, CloseReason) {
     let at_once = feed(service, std::iter::once(stream));
     let in_pieces = feed(service, Cuts::new(seed).cut(stream));
     assert_eq!(at_once, in_pieces);
@@ -97,7 +97,7 @@ pub(crate) fn same_for_every_cut<S: ShardService>(service: &Arc<S>, stream: &[u8
 const SLOT_BYTES: usize = 256;
 
 /// A connection in a small world.
-pub(crate) fn new_connection<S: ShardService>(service: &Arc<S>) -> (Box<Connection>, Env) {
+pub(crate) fn new_connection<S: Service>(service: &Arc<S>) -> (Box<Connection>, Env) {
     // Small, so that inputs of a fuzzer's length reach them.
     let limits = Limits { message_bytes_max: 200, header_bytes_max: 64, fragments_max: 16, ..Limits::default() };
     let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 8).expect("a small pool");
@@ -120,7 +120,7 @@ pub(crate) fn receive(connection: &mut Connection, env: &mut Env, bytes: &[u8]) 
     connection.receive(chunk, env);
 }
 
-fn feed<'a, S: ShardService>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
+fn feed<'a, S: Service>(service: &Arc<S>, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<u8>, CloseReason) {
     let (mut connection, mut env) = new_connection(service);
     let mut sent = Vec::new();
     for bytes in chunks {

@@ -15,7 +15,7 @@ use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
 use ksf::pool::Chunk;
 use ksf::service::SessionState;
-use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, ShardService, Turn};
+use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, Turn, Unlogged};
 
 use crate::ideal::{encode, payload};
 use crate::script::{ServiceAction, SimRequest};
@@ -211,13 +211,14 @@ impl Scripted {
     }
 }
 
-impl ShardService for Scripted {
+impl Service for Scripted {
     type Shard = ();
     type Conn = Client;
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         let framing = if self.custom { Framing::Custom } else { self.framing };
-        Profile { order: self.order, keeps_messages: self.keeps, ..Profile::new("scripted", framing) }
+        Profile { turn_ends: true, order: self.order, keeps_messages: self.keeps, ..Profile::new("scripted", framing) }
     }
 
     fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
@@ -334,7 +335,7 @@ impl ShardService for Scripted {
     }
 
     fn session(&self, client: &Client) -> SessionState {
-        SessionState { is_stranger: false, bytes: client.kept }
+        SessionState { bytes: client.kept, ..SessionState::default() }
     }
 
     fn close(&self, (): &mut (), client: Client) {

@@ -12,7 +12,7 @@ use ksf::outgoing::ExchangeRequest;
 use ksf::output::SendBatch;
 use ksf::pool::{Memory, Pool, PoolSpec};
 use ksf::service::ConnKey;
-use ksf::shard_service::OnShard;
+use ksf::session::OnShard;
 use ksf::{CloseReason, Peer, Turn};
 
 use crate::check::{History, check};

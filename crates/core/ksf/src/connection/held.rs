@@ -160,9 +160,11 @@ mod tests {
     use crate::framing::{Framing, LengthPrefix};
     use crate::gates::{Gate, LogId};
     use crate::limits::Limits;
+    use crate::logged::Unlogged;
     use crate::output::Piece;
     use crate::pool::{Chunk, Memory, Pool};
-    use crate::service::{ConnKey, Message, Peer, Refused, Reply, Service};
+    use crate::service::{ConnKey, Message, Peer, Profile, Refused, Reply, Service};
+    use crate::turn::Turn;
 
     const REQUESTS: u64 = 1000;
     const LONG_BYTES: usize = 3000;
@@ -174,21 +176,23 @@ mod tests {
     }
 
     impl Service for Log {
+        type Shard = ();
         type Conn = ();
+        type Mode = Unlogged;
 
-        fn name(&self) -> &str {
-            "log"
+        fn profile(&self) -> Profile<'_> {
+            Profile::new("log", Framing::LengthPrefix(LengthPrefix::big_endian(4)))
         }
 
-        fn framing(&self) -> Framing {
-            Framing::LengthPrefix(LengthPrefix::big_endian(4))
-        }
-
-        fn accept(&self, _: &Peer) -> Result<(), Refused> {
+        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
             Ok(())
         }
 
-        fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+            Ok(())
+        }
+
+        fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             let number = u64::from_be_bytes(message.bytes().try_into().unwrap());
             reply.gate(Gate { log: self.log, number });
             reply.chunk(Chunk::from_vec(body(number, self.long)));

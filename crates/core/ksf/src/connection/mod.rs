@@ -29,9 +29,8 @@ use crate::limits::{Limits, SomeTime, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
-use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, SessionState};
-use crate::session::{Panicked, ServiceInfo, Session, SessionOf};
-use crate::shard_service::{OnShard, ShardService};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, Service, SessionState};
+use crate::session::{OnShard, Panicked, ServiceInfo, Session, SessionOf};
 
 mod deadlines;
 mod files;
@@ -125,7 +124,7 @@ impl Connection {
     /// # Errors
     ///
     /// [`Refused`], also if the service panicked.
-    pub fn new<S: ShardService>(
+    pub fn new<S: Service>(
         on: impl Into<OnShard<S>>,
         peer: Peer,
         key: ConnKey,

@@ -7,12 +7,11 @@ use crate::buffers::Buffer;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
 use crate::error::CloseReason;
-use crate::framing::Framing;
 use crate::gates::GateSet;
 use crate::outgoing::{Exchange, Upstream};
 use crate::output::Output;
 use crate::pool::Chunk;
-use crate::service::{Message, Order, Reply, Sink};
+use crate::service::{Message, Order, Reply, Said, SessionState, Sink};
 use crate::session::{Panicked, Session};
 
 /// What a call of the service left behind, apart from the bytes of its replies.
@@ -21,6 +20,7 @@ struct Called {
     gates: GateSet,
     close: bool,
     at_once: bool,
+    awaits_rest: bool,
     exchange: Exchange,
 }
 
@@ -42,7 +42,7 @@ impl Connection {
         message_bytes: usize,
         into: Destination<'_>,
         env: &mut Env,
-        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>),
+        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>) -> SessionState,
     ) -> Result<Called, Panicked> {
         // What comes with a message is taken, because none is handed over while the exchange is full.
         let passing_bytes_max = if message_bytes > 0 { usize::MAX } else { self.limits(env).out_queue_bytes_max };
@@ -52,32 +52,36 @@ impl Connection {
         };
         let before = output.len();
         let target = Target::Stream { key: self.key, ticket, work_bytes: 0 };
-        let mut reply = Reply::new(self.info.framing, Sink::Stream(&mut *output), env, target, message_bytes);
-        reply.expected_bytes = self.expected_bytes as usize;
-        reply.exchange = self.exchange;
-        (reply.passing_bytes, reply.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
-        (reply.session_bytes, reply.listener) = (self.session_bytes as usize, self.listener);
+        let mut said = Said::new(self.info.framing, target, message_bytes);
+        said.expected_bytes = self.expected_bytes as usize;
+        said.exchange = self.exchange;
+        (said.passing_bytes, said.passing_bytes_max) = (self.passing_bytes, passing_bytes_max);
+        (said.session_bytes, said.listener) = (self.session_bytes as usize, self.listener);
+        let mut reply = Reply::new(Sink::Stream(&mut *output), env, &mut said);
         let session = &mut self.session;
-        let called = self.info.guard(|| call(session, &mut reply));
-        self.deferred += reply.deferred;
-        self.work_bytes += reply.work_bytes;
-        self.passing_bytes = reply.passing_bytes;
-        self.blocks |= reply.blocks;
-        let called = called.map(|()| Called {
-            deferred: reply.deferred,
-            gates: reply.gates,
-            close: reply.close,
-            at_once: reply.at_once,
-            exchange: reply.exchange,
-        });
-        if called.is_err() {
+        let state = self.info.guard(|| call(session, &mut reply));
+        self.deferred += said.deferred;
+        self.work_bytes += said.work_bytes;
+        self.passing_bytes = said.passing_bytes;
+        self.blocks |= said.blocks;
+        if state.is_err() {
             output.truncate(before);
         }
-        let session_bytes = u32::try_from(self.state().bytes).unwrap_or(u32::MAX);
+        // After a panic the state is kept until the connection has ended, and counts until then.
+        let SessionState { bytes, awaits_rest, .. } = state.unwrap_or_else(|Panicked| self.state());
+        let session_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if session_bytes != self.session_bytes {
             env.budget.recount_session(self.session_bytes as usize, session_bytes as usize);
             self.session_bytes = session_bytes;
         }
+        let called = state.map(|_| Called {
+            deferred: said.deferred,
+            gates: said.gates,
+            close: said.close,
+            at_once: said.at_once,
+            awaits_rest,
+            exchange: said.exchange,
+        });
         env.count_copies();
         called
     }
@@ -106,12 +110,6 @@ impl Connection {
         self.messages = self.messages.wrapping_add(1);
         let message = Message { bytes, origin, peer: self.peer, key: self.key };
         let close = self.call_in_order(bytes.len(), env, |session, reply| session.call(&message, reply));
-        if self.info.framing == Framing::Custom {
-            let session = &self.session;
-            if self.info.guard(|| session.awaits_rest()) == Ok(true) {
-                self.cutter.await_rest(env.now);
-            }
-        }
         self.close_if_asked(close, env);
     }
 
@@ -122,7 +120,7 @@ impl Connection {
         &mut self,
         message_bytes: usize,
         env: &mut Env,
-        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>),
+        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>) -> SessionState,
     ) -> Option<bool> {
         let ticket = self.take_ticket();
         // Behind an unanswered message, replies wait in an output of their own.
@@ -134,6 +132,10 @@ impl Connection {
             return None;
         };
         self.exchange = called.exchange;
+        // Only a message says so: other calls do not prolong what an earlier one has.
+        if called.awaits_rest && message_bytes > 0 {
+            self.cutter.await_rest(env.now);
+        }
         let close = called.close.then_some(called.at_once);
         let awaiting = if self.info.order == Order::Requests { called.deferred } else { 0 };
         if behind.is_none() && awaiting == 0 && called.gates.is_empty() {

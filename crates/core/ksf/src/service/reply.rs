@@ -1,5 +1,6 @@
 //! What a service says to a message: replies now or later, tasks, an exchange, the end of the connection.
 
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 
 use crate::datagram_output::DatagramOutput;
@@ -9,19 +10,26 @@ use crate::files::{FileRange, NoFileReplies};
 use crate::framing::Framing;
 use crate::gates::{Gate, GateSet};
 use crate::listener::DatagramPeer;
+use crate::logged::{After, Logged, Mode, Named, Sends, Unlogged};
 use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing};
 use crate::output::{Output, ReplyStart};
 use crate::pool::Chunk;
-use crate::service::Pieces;
+use crate::service::{Pieces, SessionState};
 use crate::session::Session;
 use crate::tasks::Task;
 
-/// Where the replies to one message go.
-pub struct Reply<'a> {
-    pub(crate) framing: Framing,
-    pub(crate) sink: Sink<'a>,
+/// Where the replies to one message go. The mode `M` says whether a reply must name the log that it waits for: [`crate::logged`].
+pub struct Reply<'a, M: Mode = Unlogged> {
+    sink: Sink<'a>,
     pub(crate) env: &'a mut Env,
-    pub(crate) target: Target,
+    pub(crate) said: &'a mut Said,
+    mode: PhantomData<M>,
+}
+
+/// What a call knows of its message, and what the service said to it apart from the bytes of its replies.
+pub(crate) struct Said {
+    framing: Framing,
+    target: Target,
     /// Bytes of the message, until they are counted as work.
     message_bytes: usize,
     /// What a deferred reply is assumed to need, where the service does not say it.
@@ -44,6 +52,29 @@ pub struct Reply<'a> {
     /// The close need not wait for the peer.
     pub(crate) at_once: bool,
     pub(crate) exchange: Exchange,
+}
+
+impl Said {
+    /// Nothing yet, to a message of `message_bytes` bytes that is answered at `target`.
+    pub(crate) fn new(framing: Framing, target: Target, message_bytes: usize) -> Self {
+        Self {
+            framing,
+            target,
+            message_bytes,
+            expected_bytes: EXPECTED_REPLY_BYTES,
+            work_bytes: 0,
+            passing_bytes: 0,
+            passing_bytes_max: usize::MAX,
+            session_bytes: 0,
+            listener: u32::MAX,
+            deferred: 0,
+            gates: GateSet::default(),
+            blocks: false,
+            close: false,
+            at_once: false,
+            exchange: Exchange::default(),
+        }
+    }
 }
 
 pub(crate) enum Sink<'a> {
@@ -95,51 +126,62 @@ pub(crate) const COPY_BYTES_MAX: usize = 2048;
 pub const EXPECTED_REPLY_BYTES: usize = 4096;
 
 impl<'a> Reply<'a> {
-    pub(crate) fn new(
-        framing: Framing,
-        sink: Sink<'a>,
-        env: &'a mut Env,
-        target: Target,
-        message_bytes: usize,
-    ) -> Self {
-        Self {
-            framing,
-            sink,
-            env,
-            target,
-            message_bytes,
-            expected_bytes: EXPECTED_REPLY_BYTES,
-            work_bytes: 0,
-            passing_bytes: 0,
-            passing_bytes_max: usize::MAX,
-            session_bytes: 0,
-            listener: u32::MAX,
-            deferred: 0,
-            gates: GateSet::default(),
-            blocks: false,
-            close: false,
-            at_once: false,
-            exchange: Exchange::default(),
-        }
+    pub(crate) fn new(sink: Sink<'a>, env: &'a mut Env, said: &'a mut Said) -> Self {
+        Self { sink, env, said, mode: PhantomData }
     }
 }
 
-impl Reply<'_> {
+impl<'a, M: Mode> Reply<'a, M> {
+    /// The same reply in another mode: that of the service, whose type is known again.
+    pub(crate) fn to<N: Mode>(&mut self) -> Reply<'_, N> {
+        let sink = match &mut self.sink {
+            Sink::Stream(output) => Sink::Stream(output),
+            Sink::Datagrams(output, peer) => Sink::Datagrams(output, *peer),
+        };
+        Reply { sink, env: self.env, said: self.said, mode: PhantomData }
+    }
+
+    fn into_mode<N: Mode>(self) -> Reply<'a, N> {
+        let Self { sink, env, said, .. } = self;
+        Reply { sink, env, said, mode: PhantomData }
+    }
+
+    /// The same reply, for code that takes one by value.
+    pub fn reborrow(&mut self) -> Reply<'_, M> {
+        self.to()
+    }
+
+    /// For replies that tell of no data, in code for services of any mode: a refusal, an error of the protocol. They wait for no
+    /// log but those that were named before.
+    pub fn into_plain(self) -> Reply<'a, Named> {
+        self.into_mode()
+    }
+}
+
+impl<'a> Reply<'a, Logged> {
+    /// What is sent with the result leaves once `after` is durable, as does everything else that is said to this message. A reply
+    /// that saw what several logs wrote names each of them.
+    pub fn after(&mut self, after: impl Into<After>) -> Reply<'_, Named> {
+        self.reborrow().into_after(after)
+    }
+
+    /// [`after`](Self::after), for code that has the reply by value.
+    pub fn into_after(self, after: impl Into<After>) -> Reply<'a, Named> {
+        if let After::Gate(gate) = after.into() {
+            self.said.gates.add(gate);
+        }
+        self.into_mode()
+    }
+}
+
+impl<M: Sends> Reply<'_, M> {
     /// Holds the replies to this message until what `gate` names is durable. They are written now and leave when it is
     /// [released](crate::Turn::release); replies behind them wait, too. Several gates must all open.
     ///
     /// Only shards have gates: on workers a service defers instead. Of the replies to datagrams that wait, those beyond
     /// `datagram_queue_max` are dropped.
     pub fn gate(&mut self, gate: Gate) {
-        self.gates.add(gate);
-    }
-
-    /// Bytes that the service may add to the state of this connection now ([`SessionState::bytes`](super::SessionState::bytes)): up to
-    /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection, and half of `shard_bytes_max` for all
-    /// connections of the shard.
-    pub fn session_room(&self) -> usize {
-        let Env { budget, limits, .. } = &*self.env;
-        budget.session_room(self.session_bytes, limits.of(self.listener), limits)
+        self.said.gates.add(gate);
     }
 
     /// Sends one reply: `write` appends its body to the buffer (and must not touch what is there already); header
@@ -153,8 +195,8 @@ impl Reply<'_> {
     fn message_for<R>(&mut self, bytes: usize, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         match &mut self.sink {
             Sink::Stream(output) => {
-                let framed = append_framed(&self.framing, output.tail_for(bytes, &mut self.env.spares), write);
-                note_framed(framed, self.env, &mut self.close)
+                let framed = append_framed(&self.said.framing, output.tail_for(bytes, &mut self.env.spares), write);
+                note_framed(framed, self.env, &mut self.said.close)
             }
             Sink::Datagrams(output, peer) => {
                 // A datagram is a message as it is, without framing.
@@ -257,12 +299,13 @@ impl Reply<'_> {
         let takes_files = self.env.answers.is_none();
         let before = output.len();
         let mut pieces = Pieces::stream(output, &mut self.env.spares, takes_files);
-        pieces.write(|tail| self.framing.begin_reply(tail));
+        pieces.write(|tail| self.said.framing.begin_reply(tail));
         let written = write(&mut pieces);
         let start = pieces.start();
-        let fits = written.is_ok() && start.is_some_and(|start| finish_pieces(&self.framing, output, start, before));
+        let fits =
+            written.is_ok() && start.is_some_and(|start| finish_pieces(&self.said.framing, output, start, before));
         if fits {
-            let trailer = self.framing.reply_trailer();
+            let trailer = self.said.framing.reply_trailer();
             if !trailer.is_empty() {
                 output.tail(&mut self.env.spares).extend_from_slice(trailer);
             }
@@ -271,37 +314,50 @@ impl Reply<'_> {
             output.truncate(before);
             if written.is_ok() {
                 self.env.stats.replies_unframable.add(1);
-                self.close = true;
+                self.said.close = true;
             }
         }
         written
     }
+}
 
+impl Reply<'_> {
     /// Sends what a deferred answer says, or has the service go on with it.
-    pub(crate) fn answer(&mut self, answer: Answer, session: &mut dyn Session) {
+    pub(crate) fn answer(&mut self, answer: Answer, session: &mut dyn Session) -> SessionState {
         match answer {
             Answer::Bytes(body) => self.owned(body),
             Answer::Chunk(chunk) => self.chunk(chunk),
             Answer::Parts(head, body, end) => self.parts(|tail| tail.extend_from_slice(&head), body, end),
             Answer::Pieces(body) => self.collected(body),
-            Answer::Resume(state) => session.resume(state, self),
+            Answer::Resume(state) => return session.resume(state, self),
             Answer::Nothing | Answer::Abandoned => {}
         }
+        session.state()
     }
 
     /// Sends one reply of the pieces that were collected for it.
     fn collected(&mut self, body: Output) {
         // Ranges of files were refused already where there are none.
         if self.pieces(|pieces| pieces.append(body)).is_err() {
-            self.close = true;
+            self.said.close = true;
         }
         self.env.mailbox.refill_spares(&mut self.env.spares);
+    }
+}
+
+impl<M: Mode> Reply<'_, M> {
+    /// Bytes that the service may add to the state of this connection now ([`SessionState::bytes`](super::SessionState::bytes)): up to
+    /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection, and half of `shard_bytes_max` for all
+    /// connections of the shard.
+    pub fn session_room(&self) -> usize {
+        let Env { budget, limits, .. } = &*self.env;
+        budget.session_room(self.said.session_bytes, limits.of(self.said.listener), limits)
     }
 
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
     /// last of the answers.
-    pub fn defer(&mut self) -> Deferred {
-        self.defer_for(self.expected_bytes)
+    pub fn defer(&mut self) -> Deferred<M::Later> {
+        self.defer_for(self.said.expected_bytes)
     }
 
     /// The same, for a reply whose length the protocol tells before the work begins, such as the answer to a read. These
@@ -309,11 +365,11 @@ impl Reply<'_> {
     /// ([`connection_bytes_max`](crate::limits::Limits::connection_bytes_max)) until the answer comes, so a peer cannot
     /// have more work done than it may have memory for. For a datagram they are taken off the shard's
     /// ([`shard_bytes_max`](crate::limits::Limits::shard_bytes_max)).
-    pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred {
-        self.deferred += 1;
-        let work_bytes = std::mem::take(&mut self.message_bytes) + reply_bytes;
-        self.work_bytes += work_bytes;
-        let target = match self.target {
+    pub fn defer_for(&mut self, reply_bytes: usize) -> Deferred<M::Later> {
+        self.said.deferred += 1;
+        let work_bytes = std::mem::take(&mut self.said.message_bytes) + reply_bytes;
+        self.said.work_bytes += work_bytes;
+        let target = match self.said.target {
             Target::Stream { key, ticket, .. } => Target::Stream { key, ticket, work_bytes },
             Target::Datagram { socket, peer, .. } => Target::Datagram { socket, peer, work_bytes },
         };
@@ -329,44 +385,53 @@ impl Reply<'_> {
     /// a worker may block.
     pub fn block<T>(&mut self, reply_bytes: usize, task: T)
     where
-        T: FnOnce(Deferred) + Send + 'static,
+        T: FnOnce(Deferred<M::Later>) + Send + 'static,
     {
         let Some(tasks) = self.env.tasks.clone() else {
             return task(self.defer_for(reply_bytes));
         };
-        if matches!(self.target, Target::Datagram { .. }) && tasks.is_full() {
+        if matches!(self.said.target, Target::Datagram { .. }) && tasks.is_full() {
             return self.env.stats.datagrams_refused_tasks.add(1);
         }
         let deferred = self.defer_for(reply_bytes);
-        self.blocks = true;
+        self.said.blocks = true;
         tasks.block(Task::new(move || task(deferred)));
     }
 
     /// Closes the connection after the replies to this message and to those before it, deferred ones included.
     pub fn close(&mut self) {
-        self.close = true;
+        self.said.close = true;
     }
 
     /// The same, for protocols in which the peer sends nothing behind this message: the socket is closed with the last
     /// reply, without waiting for the peer's end. If more has arrived all the same, this is [`Reply::close`].
     pub fn close_at_once(&mut self) {
-        self.close = true;
-        self.at_once = true;
+        self.said.close = true;
+        self.said.at_once = true;
     }
 
+    /// Number of the shard this runs on, below the number of CPUs of the server.
+    pub fn shard(&self) -> usize {
+        self.env.shard
+    }
+}
+
+impl<M: Sends> Reply<'_, M> {
     /// Begins an exchange with another server: connects, or takes a kept connection if `reuse` lets it. Ends the one
     /// before. What is passed on before it is connected waits.
     ///
     /// What comes of it is told to [`Service::upstream`](crate::Service::upstream). A service that dials says so by
-    /// [`Service::needs_shards`](crate::Service::needs_shards): it is then refused at start where this would fail for every
+    /// [`Profile::needs_shards`](crate::Profile::needs_shards): it is then refused at start where this would fail for every
     /// message.
     ///
     /// # Errors
     ///
     /// [`NoOutgoing`]: only shards have outgoing connections, for messages of streams. Nothing was begun.
     pub fn dial(&mut self, to: SocketAddr, reuse: bool) -> Result<(), NoOutgoing> {
-        let (Target::Stream { key: from, .. }, None) = (self.target, &self.env.answers) else { return Err(NoOutgoing) };
-        self.exchange = Exchange { open: true, hold: self.exchange.hold, ..Exchange::default() };
+        let (Target::Stream { key: from, .. }, None) = (self.said.target, &self.env.answers) else {
+            return Err(NoOutgoing);
+        };
+        self.said.exchange = Exchange { open: true, hold: self.said.exchange.hold, ..Exchange::default() };
         self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Dial { to, reuse } });
         Ok(())
     }
@@ -380,14 +445,14 @@ impl Reply<'_> {
     /// answers: too much waits for the other end, which is not read until it takes bytes again; then
     /// [`Upstream::Room`](crate::outgoing::Upstream::Room) is told.
     pub fn pass(&mut self, bytes: Chunk) -> Result<(), ExchangeFull> {
-        if let Target::Stream { key: from, .. } = self.target
-            && self.exchange.open
+        if let Target::Stream { key: from, .. } = self.said.target
+            && self.said.exchange.open
         {
-            if self.exchange.full || self.passing_bytes > self.passing_bytes_max {
-                self.exchange.refused = true;
+            if self.said.exchange.full || self.said.passing_bytes > self.said.passing_bytes_max {
+                self.said.exchange.refused = true;
                 return Err(ExchangeFull(bytes));
             }
-            self.passing_bytes += bytes.len();
+            self.said.passing_bytes += bytes.len();
             self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) });
         }
         Ok(())
@@ -396,22 +461,17 @@ impl Reply<'_> {
     /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
     /// A kept one with unsent bytes is closed all the same.
     pub fn hang_up(&mut self, keep: bool) {
-        if let Target::Stream { key: from, .. } = self.target
-            && self.exchange.open
+        if let Target::Stream { key: from, .. } = self.said.target
+            && self.said.exchange.open
         {
-            self.exchange = Exchange { hold: self.exchange.hold, ..Exchange::default() };
+            self.said.exchange = Exchange { hold: self.said.exchange.hold, ..Exchange::default() };
             self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } });
         }
     }
 
     /// Holds further messages of this connection back, or lets them come again: a request behind one that is with
-    /// another server waits. On shards only, see [`Service::needs_shards`](crate::Service::needs_shards).
+    /// another server waits. On shards only, see [`Profile::needs_shards`](crate::Profile::needs_shards).
     pub fn hold(&mut self, hold: bool) {
-        self.exchange.hold = hold;
-    }
-
-    /// Number of the shard this runs on, below the number of CPUs of the server.
-    pub fn shard(&self) -> usize {
-        self.env.shard
+        self.said.exchange.hold = hold;
     }
 }

@@ -10,9 +10,8 @@ use crate::framing::Framing;
 use crate::gates::GateSet;
 use crate::listener::DatagramPeer;
 use crate::pool::Chunk;
-use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Message, Peer, Refused, Reply, Sink};
-use crate::session::{ServiceInfo, Session, SessionOf};
-use crate::shard_service::{OnShard, ShardService};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Message, Peer, Refused, Reply, Said, Service, SessionState, Sink};
+use crate::session::{OnShard, ServiceInfo, Session, SessionOf};
 
 /// A datagram socket of any service; as with a [`Connection`](crate::connection::Connection), the type parameter is another one only
 /// while it is made.
@@ -39,7 +38,7 @@ fn held_bytes(bytes: &Vec<u8>) -> usize {
 
 impl DatagramService {
     /// The service may refuse it.
-    pub(super) fn open<S: ShardService>(on: OnShard<S>, local: &Peer, socket: u32) -> Result<Box<Self>, Refused> {
+    pub(super) fn open<S: Service>(on: OnShard<S>, local: &Peer, socket: u32) -> Result<Box<Self>, Refused> {
         Ok(Box::new(DatagramService {
             info: Rc::clone(on.info()),
             socket,
@@ -96,15 +95,17 @@ impl DatagramService {
         message_bytes: usize,
         env: &mut Env,
         output: &mut DatagramOutput,
-        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>),
+        call: impl FnOnce(&mut dyn Session, &mut Reply<'_>) -> SessionState,
     ) {
         let target = Target::Datagram { socket: self.socket, peer, work_bytes: 0 };
         let mark = output.mark();
-        let mut reply = Reply::new(Framing::Raw, Sink::Datagrams(output, peer), env, target, message_bytes);
-        reply.expected_bytes = self.expected_bytes;
+        let mut said = Said::new(Framing::Raw, target, message_bytes);
+        said.expected_bytes = self.expected_bytes;
+        let mut reply = Reply::new(Sink::Datagrams(output, peer), env, &mut said);
         let session = &mut self.session;
         let called = self.info.guard(|| call(session, &mut reply));
-        let (deferred, work_bytes, gates) = (reply.deferred as usize, reply.work_bytes, reply.gates);
+        let Said { deferred, work_bytes, gates, .. } = said;
+        let deferred = deferred as usize;
         env.count_copies();
         if deferred > 0 {
             env.deferred_datagrams += deferred;

@@ -7,9 +7,9 @@ use super::datagrams::DatagramService;
 use crate::connection::Connection;
 use crate::env::Env;
 use crate::files::FileDone;
-use crate::service::{ConnKey, Peer, Refused};
-use crate::session::ServiceInfo;
-use crate::shard_service::{OnShard, Profile, ShardService, Turn};
+use crate::service::{ConnKey, Peer, Profile, Refused, Service};
+use crate::session::{OnShard, ServiceInfo};
+use crate::turn::Turn;
 
 /// A service with its types erased, before any shard runs it.
 pub(crate) trait AnyService: Send + Sync {
@@ -21,10 +21,10 @@ pub(crate) trait AnyService: Send + Sync {
     fn identity(&self) -> usize;
 }
 
-impl<S: ShardService> AnyService for Arc<S> {
+impl<S: Service> AnyService for Arc<S> {
     fn start(&self, env: &mut Env) -> Result<Rc<dyn LocalService>, crate::Error> {
-        let state = ShardService::start(&**self, &mut Turn::new(env));
-        let name = || ShardService::profile(&**self).name.to_owned();
+        let state = Service::start(&**self, &mut Turn::new(env));
+        let name = || Service::profile(&**self).name.to_owned();
         let state = state.map_err(|source| crate::Error::ServiceStart { service: name(), source })?;
         let on = OnShard::new(Self::clone(self), state);
         on.info().note_files(env);
@@ -32,11 +32,11 @@ impl<S: ShardService> AnyService for Arc<S> {
     }
 
     fn profile(&self) -> Profile<'_> {
-        ShardService::profile(&**self)
+        Service::profile(&**self)
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        ShardService::counters(&**self)
+        Service::counters(&**self)
     }
 
     fn identity(&self) -> usize {
@@ -58,7 +58,7 @@ pub(crate) trait LocalService {
     fn stop(self: Rc<Self>);
 }
 
-impl<S: ShardService> LocalService for OnShard<S> {
+impl<S: Service> LocalService for OnShard<S> {
     fn info(&self) -> &ServiceInfo {
         Self::info(self)
     }

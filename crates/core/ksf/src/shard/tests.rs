@@ -10,8 +10,10 @@ use super::*;
 use crate::engine::{epoll::Epoll, tests::on_each_engine, uring::Uring};
 use crate::framing::{Framing, LengthPrefix};
 use crate::limits::Limits;
+use crate::logged::Unlogged;
 use crate::pool::{Memory, Pool};
-use crate::service::{Message, Peer, Refused, Reply, Service};
+use crate::service::{Message, Peer, Profile, Refused, Reply, Service};
+use crate::turn::Turn;
 
 mod datagrams;
 mod exchanges;
@@ -21,21 +23,23 @@ mod sizes;
 struct Echo;
 
 impl Service for Echo {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "echo"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("echo", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.bytes(message.bytes());
     }
 }
@@ -74,21 +78,23 @@ fn connect<E: Engine>(shard: &mut Shard<E>) -> UnixStream {
 struct Kilobytes;
 
 impl Service for Kilobytes {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "kilobytes"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("kilobytes", Framing::LengthPrefix(LengthPrefix::big_endian(2)))
     }
 
-    fn framing(&self) -> Framing {
-        Framing::LengthPrefix(LengthPrefix::big_endian(2))
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.bytes(message.bytes());
     }
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
-use ksf::{Server, ShardService};
+use ksf::{Server, Service};
 
 use super::net::{ANY, read_exactly};
 
-pub fn start<S: ShardService>(engine: EngineKind, limits: Limits, service: Arc<S>) -> Server {
+pub fn start<S: Service>(engine: EngineKind, limits: Limits, service: Arc<S>) -> Server {
     let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
     let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
     builder.listen(ANY.parse().unwrap(), service, None).start().unwrap()

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use ksf::framing::{Delimiter, Framing};
 use ksf::pool::Chunk;
-use ksf::{Message, Peer, Refused, Reply, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 
 /// Keeps every line.
 #[derive(Default)]
@@ -24,25 +24,23 @@ impl Keeper {
 }
 
 impl Service for Keeper {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "keeper"
+    fn profile(&self) -> Profile<'_> {
+        Profile { keeps_messages: self.keeps_messages, ..Profile::new("keeper", Framing::Delimiter(Delimiter::LF)) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Delimiter(Delimiter::LF)
-    }
-
-    fn keeps_messages(&self) -> bool {
-        self.keeps_messages
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         self.kept.lock().unwrap().push(message.keep());
         reply.bytes(self.answer.unwrap_or(message.bytes()));
     }

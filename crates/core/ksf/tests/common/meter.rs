@@ -1,7 +1,7 @@
 //! A service that tells what its thread has allocated, so that a shard's allocations can be told from its peers'.
 
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Refused, Reply, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use ksf_test::alloc::{allocations, bytes};
 
 /// Length of an answer to [`METER`].
@@ -14,21 +14,23 @@ pub const METER: &[u8] = b"how much?";
 pub struct Meter(pub Framing);
 
 impl Service for Meter {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "meter"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("meter", self.0)
     }
 
-    fn framing(&self) -> Framing {
-        self.0
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         if message.bytes() == METER {
             reply.message(|out| {
                 out.extend_from_slice(&allocations().to_be_bytes());

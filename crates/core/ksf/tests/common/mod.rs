@@ -17,7 +17,7 @@ use ksf::limits::Limits;
 use ksf::output::SendBatch;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::{CloseReason, Message, Order, Peer, Refused, Reply, Service};
+use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 
 /// Records every message, and answers as its content says: `defer...` later, `twice...` later in two parts,
 /// `last...` with an echo and the end of the connection, `quiet...` not at all, `long...` with 10,000 bytes, anything
@@ -47,25 +47,23 @@ impl Recorder {
 }
 
 impl Service for Recorder {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "recorder"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order, ..Profile::new("recorder", self.framing) }
     }
 
-    fn framing(&self) -> Framing {
-        self.framing
-    }
-
-    fn order(&self) -> Order {
-        self.order
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let bytes = message.bytes();
         self.messages.lock().unwrap().push(bytes.to_vec());
         let mut deferred = self.deferred.lock().unwrap();

@@ -8,7 +8,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::{Message, Peer, Refused, Reply, Server, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 pub use ksf_test::stream::*;
 pub use ksf_test::*;
 
@@ -22,21 +22,23 @@ pub fn engines() -> Vec<EngineKind> {
 pub struct Echo;
 
 impl Service for Echo {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "echo"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("echo", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.chunk(message.keep());
     }
 }

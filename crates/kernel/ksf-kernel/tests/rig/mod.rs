@@ -124,9 +124,9 @@ impl Rig {
             Spoken::Echo => builder.listen(listen, Arc::new(Echo), assist),
             Spoken::Rpc => {
                 let mut table = rpc::ProgramTable::new();
-                table.register(rpc::nfs_null()).expect("an empty table");
-                table.register(rpc::mount_null()).expect("another program");
-                builder.listen(listen, Arc::new(rpc::RpcService::new("rpc", table)), assist)
+                table.register(rpc::Program::NFS_V3).expect("an empty table");
+                table.register(rpc::Program::MOUNT_V3).expect("another program");
+                builder.listen(listen, Arc::new(rpc::NullService::new("rpc", table)), assist)
             }
         };
         let server = builder.start().expect("the server starts");

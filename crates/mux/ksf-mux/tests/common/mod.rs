@@ -17,7 +17,7 @@ use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::pool::Chunk;
-use ksf::{Message, Order, Peer, Pieces, Refused, Reply, Server, Service};
+use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Server, Service, Turn, Unlogged, WorkerService};
 
 use ksf_mux::ConnectionId;
 pub(crate) use ksf_test::{PATIENCE, own_network, wait_until};
@@ -135,18 +135,16 @@ pub(crate) fn pieces_of(message: &[u8]) -> Vec<u8> {
 }
 
 impl Service for Scripted {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "scripted"
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: self.order, ..Profile::new("scripted", Framing::LengthPrefix(LengthPrefix::big_endian(4))) }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::LengthPrefix(LengthPrefix::big_endian(4))
-    }
-
-    fn order(&self) -> Order {
-        self.order
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {
@@ -154,16 +152,16 @@ impl Service for Scripted {
         Some(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
         self.open.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    fn close(&self, (): ()) {
+    fn close(&self, (): &mut (), (): ()) {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let bytes = message.bytes().to_vec();
         match bytes.first() {
@@ -240,7 +238,7 @@ pub(crate) struct Running<S = Scripted> {
     pub(crate) service: Arc<S>,
 }
 
-impl<S: Service> Running<S> {
+impl<S: WorkerService> Running<S> {
     /// Serves on loopback; `adopter` gets the connections.
     pub(crate) fn start(service: Arc<S>, adopter: Arc<dyn Adopter>, limits: Limits) -> Self {
         let addr = ListenAddr::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -272,25 +270,23 @@ pub(crate) struct Asks {
 }
 
 impl Service for Asks {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "asks"
+    fn profile(&self) -> Profile<'_> {
+        Profile { needs_shards: self.needs_shards, ..Profile::new("asks", self.framing) }
     }
 
-    fn framing(&self) -> Framing {
-        self.framing
-    }
-
-    fn needs_shards(&self) -> bool {
-        self.needs_shards
-    }
-
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
         let dialed = reply.dial(SocketAddr::from(([127, 0, 0, 1], 9)), true);
         reply.bytes(format!("{dialed:?}").as_bytes());
     }

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use ksf::Server;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::logged::Logged;
 
 use super::{LoadError, Loaded, load};
 use crate::ask::Socket;
@@ -120,7 +119,7 @@ fn load_into(
     answered: impl FnMut(u64),
 ) -> Result<Loaded, IntoFolderError> {
     let disk = Disk::open(folder, DiskOptions { logs: 1, ..options })?;
-    let service = Arc::new(Logged(Kv::new(disk, settings, failed)?));
+    let service = Arc::new(Kv::new(disk, settings, failed)?);
     let cpus = ksf::cpus::allowed().map_err(io_error("choosing a CPU for", folder))?;
     let address = ListenAddr::Unix(folder.join("load.sock"));
     let server = Server::builder().cpus(Some(cpus.into_iter().take(1).collect())).limits(limits);

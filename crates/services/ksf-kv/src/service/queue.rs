@@ -16,8 +16,9 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ksf::deferred::Deferred;
 use ksf::files::{File, FileDone, FileOp, Files};
-use ksf::logged::LoggedDeferred;
+use ksf::logged::Logged;
 use ksf::service::ConnKey;
 use ksf_store::away::{NotThere, ReadAt, Values, Wanted};
 use ksf_store::format::Lsn;
@@ -61,7 +62,7 @@ pub(super) struct Queue {
 pub(super) struct Waiting {
     /// Its connection.
     pub(super) from: ConnKey,
-    pub(super) deferred: LoggedDeferred,
+    pub(super) deferred: Deferred<Logged>,
     pub(super) command: Kept,
     pub(super) fetch: Fetch,
 }
@@ -298,7 +299,7 @@ impl Queue {
         mut taken: usize,
         bytes_left: &mut usize,
         must_wait: impl Fn(Asked<'_>) -> bool,
-    ) -> Vec<(LoggedDeferred, Resumed)> {
+    ) -> Vec<(Deferred<Logged>, Resumed)> {
         self.look_by_clock(now_ms);
         self.to_look_at.append(&mut self.next_turn);
         let (mut ready, mut again) = (Vec::new(), Vec::new());
@@ -352,7 +353,10 @@ impl Queue {
     }
 
     /// The command that has waited longest, and no longer must.
-    pub(super) fn take_waiting(&mut self, must_wait: impl Fn(Asked<'_>) -> bool) -> Option<(LoggedDeferred, Resumed)> {
+    pub(super) fn take_waiting(
+        &mut self,
+        must_wait: impl Fn(Asked<'_>) -> bool,
+    ) -> Option<(Deferred<Logged>, Resumed)> {
         let first = self.waiting.first_entry()?;
         if must_wait(first.get().command.asked()) {
             return None;

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicBool;
 use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::files::FileOutcome;
-use ksf::logged::Logged;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::Reply;
-use ksf::shard_service::{OnShard, ShardService};
+use ksf::session::OnShard;
+use ksf::{Profile, Service, Turn};
 use ksf_test::Folder;
 use ksf_test::alloc::{Counting, allocations};
 
@@ -20,7 +20,7 @@ static COUNTING: Counting = Counting;
 
 /// The server, with a look at its shard.
 struct Watched {
-    kv: Logged<Kv>,
+    kv: Kv,
     /// From now on writes are complete by the end of the turn behind that in which they began.
     completes: AtomicBool,
     /// Commands that waited, and bytes that were not on the medium, at the end of the last turn.
@@ -28,9 +28,10 @@ struct Watched {
     unwritten_bytes: AtomicU64,
 }
 
-impl ShardService for Watched {
+impl Service for Watched {
     type Shard = KvShard;
     type Conn = KvConn;
+    type Mode = Logged;
 
     fn profile(&self) -> Profile<'_> {
         self.kv.profile()
@@ -52,15 +53,21 @@ impl ShardService for Watched {
         self.kv.header_bytes_max(limits)
     }
 
-    fn refuse(&self, shard: &mut KvShard, conn: &mut KvConn, reason: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, shard: &mut KvShard, conn: &mut KvConn, reason: CloseReason, reply: &mut Reply<'_, Logged>) {
         self.kv.refuse(shard, conn, reason, reply);
     }
 
-    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, shard: &mut KvShard, conn: &mut KvConn, message: &Message<'_>, reply: &mut Reply<'_, Logged>) {
         self.kv.call(shard, conn, message, reply);
     }
 
-    fn resume(&self, shard: &mut KvShard, conn: &mut KvConn, state: Box<dyn Any + Send>, reply: &mut Reply<'_>) {
+    fn resume(
+        &self,
+        shard: &mut KvShard,
+        conn: &mut KvConn,
+        state: Box<dyn Any + Send>,
+        reply: &mut Reply<'_, Logged>,
+    ) {
         self.kv.resume(shard, conn, state, reply);
     }
 
@@ -117,7 +124,7 @@ impl World {
         let disk = Disk::open(&folder.path(""), options).unwrap();
         let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
-            kv: Logged(Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap()),
+            kv: Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap(),
             completes: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),

@@ -11,7 +11,6 @@ use ksf::Server;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::logged::Logged;
 use ksf_kv::disk::{Disk, DiskOptions};
 use ksf_kv::{Kv, Settings};
 use ksf_test::{Running, program_or_skip, stream, wait_until, working};
@@ -25,7 +24,7 @@ pub(crate) fn engines() -> Vec<EngineKind> {
 /// A server on a folder.
 pub(crate) struct Serving {
     pub(crate) server: Server,
-    service: Arc<Logged<Kv>>,
+    service: Arc<Kv>,
 }
 
 impl Serving {
@@ -59,7 +58,7 @@ impl Serving {
         let options = DiskOptions { logs: cpus.len() as u16, ..options };
         let disk = Disk::open(folder, options).unwrap();
         let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
-        let service = Arc::new(Logged(kv));
+        let service = Arc::new(kv);
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
         Self { server, service }

@@ -15,7 +15,6 @@ use ksf_proto::oncrpc::{
     Accepted, CallHeader, MOUNT_PROGRAM, NFS_PROGRAM, OpaqueAuth, Reply, ReplyStatus, auth_sys_body, flavor,
 };
 use ksf_proto::xdr::{XdrReader, XdrWrite};
-use ksf_services::rpc::RpcService;
 use ksf_test::rpc::read_record;
 use ksf_test::{Folder, stream};
 
@@ -71,7 +70,7 @@ impl Place {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
         };
         let nfs = Nfs::open(settings).unwrap();
-        let service = Arc::new(RpcService::new("nfs", nfs.programs().unwrap()));
+        let service = Arc::new(nfs.service("nfs").unwrap());
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let server = Server::builder()
             .engine(engine)

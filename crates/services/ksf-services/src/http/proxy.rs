@@ -19,7 +19,7 @@ use ksf::limits::Limits;
 use ksf::outgoing::{Failure, Upstream};
 use ksf::pool::Chunk;
 use ksf::stats::Counter;
-use ksf::{CloseReason, Message, Peer, Refused, Reply, Service};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
 use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes};
 
 use super::counts::{Counts, WorkerCounts};
@@ -304,14 +304,21 @@ impl Exchange {
 }
 
 impl Service for Proxy {
+    type Shard = ();
     type Conn = ProxyClient;
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "demo"
+    fn profile(&self) -> Profile<'_> {
+        Profile {
+            peer_speaks_first: true,
+            needs_peer_addresses: false,
+            needs_shards: true,
+            ..Profile::new("demo", Framing::Custom)
+        }
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Custom
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn cut(&self, conn: &mut ProxyClient, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
@@ -319,27 +326,15 @@ impl Service for Proxy {
     }
 
     /// While there is an exchange, its backend is waited for, and that has its own time.
-    fn awaits_rest(&self, conn: &ProxyClient) -> bool {
-        conn.exchange.is_none() && conn.reader.is_mid_body()
+    fn session(&self, conn: &ProxyClient) -> SessionState {
+        SessionState { awaits_rest: conn.exchange.is_none() && conn.reader.is_mid_body(), ..SessionState::default() }
     }
 
-    fn needs_shards(&self) -> bool {
-        true
-    }
-
-    fn peer_speaks_first(&self) -> bool {
-        true
-    }
-
-    fn needs_peer_addresses(&self) -> bool {
-        false
-    }
-
-    fn accept(&self, _: &Peer) -> Result<ProxyClient, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<ProxyClient, Refused> {
         Ok(ProxyClient::default())
     }
 
-    fn call(&self, conn: &mut ProxyClient, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), conn: &mut ProxyClient, message: &Message<'_>, reply: &mut Reply<'_>) {
         conn.reader.shard = reply.shard();
         match conn.reader.take_piece() {
             Piece::Head(request) => self.begin(conn, request, message.bytes(), reply),
@@ -359,7 +354,7 @@ impl Service for Proxy {
         }
     }
 
-    fn upstream(&self, conn: &mut ProxyClient, event: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, (): &mut (), conn: &mut ProxyClient, event: Upstream, reply: &mut Reply<'_>) {
         match event {
             Upstream::Connected { .. } => {
                 if let Some(exchange) = &mut conn.exchange {
@@ -383,7 +378,7 @@ impl Service for Proxy {
         }
     }
 
-    fn refuse(&self, conn: &mut ProxyClient, reason: CloseReason, reply: &mut Reply<'_>) {
+    fn refuse(&self, (): &mut (), conn: &mut ProxyClient, reason: CloseReason, reply: &mut Reply<'_>) {
         reply.hang_up(false);
         let begun = matches!(&conn.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         conn.exchange = None;
@@ -396,7 +391,7 @@ impl Service for Proxy {
         }
     }
 
-    fn close(&self, conn: ProxyClient) {
+    fn close(&self, (): &mut (), conn: ProxyClient) {
         if conn.exchange.is_some() || conn.reader.is_mid_body() {
             self.counts.of(conn.reader.shard).clients_gone.add(1);
         }

@@ -1,63 +1,64 @@
-//! Programs that know procedure 0 alone.
+//! A service whose programs know procedure 0 alone.
 
-use std::ops::RangeInclusive;
+use ksf::framing::Framing;
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf_proto::oncrpc::PROC_NULL;
 
-use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM, PROC_NULL};
+use super::call::ProcError;
+use super::table::ProgramTable;
 
-use super::call::{ProcError, RpcCall};
-use super::program::Program;
-use super::reply::{Answered, RpcReply};
-
-/// A program that answers NULL, and PROC_UNAVAIL to everything else.
+/// Answers NULL of all programs of a table, and PROC_UNAVAIL to everything else.
 ///
 /// NULL takes void. Bytes behind the verifier are therefore arguments that
 /// cannot be decoded, and are answered GARBAGE_ARGS, as RFC 5531 section 9 asks.
 /// (The servers in use, Linux nfsd and those on libtirpc, decode void by looking
 /// at nothing and answer SUCCESS. A client that means NULL sends no bytes, so
-/// being exact costs nobody and shows a broken encoder early.)
-#[derive(Clone, Debug)]
-pub struct NullProgram {
+/// exactness costs no client anything and shows a broken encoder early.)
+#[derive(Debug)]
+pub struct NullService {
     name: String,
-    number: u32,
-    versions: RangeInclusive<u32>,
+    programs: ProgramTable,
 }
 
-impl NullProgram {
-    /// Answers NULL of `number` in all `versions`.
-    pub fn new(name: impl Into<String>, number: u32, versions: RangeInclusive<u32>) -> Self {
-        Self { name: name.into(), number, versions }
+impl NullService {
+    /// A service called `name` in messages and counters.
+    pub fn new(name: impl Into<String>, programs: ProgramTable) -> Self {
+        Self { name: name.into(), programs }
     }
 }
 
-/// NULL of NFSv3 (RFC 1813).
-pub fn nfs_null() -> NullProgram {
-    NullProgram::new("nfs", NFS_PROGRAM, 3..=3)
-}
+impl Service for NullService {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
 
-/// NULL of MOUNTv3 (RFC 1813 appendix I).
-pub fn mount_null() -> NullProgram {
-    NullProgram::new("mount", MOUNT_PROGRAM, 3..=3)
-}
-
-impl Program for NullProgram {
-    fn name(&self) -> &str {
-        &self.name
+    fn profile(&self) -> Profile<'_> {
+        // RFC 5531 section 9: the xid matches replies with calls, their order does not.
+        Profile { order: Order::Free, ..Profile::new(&self.name, Framing::RecordMark) }
     }
 
-    fn number(&self) -> u32 {
-        self.number
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.versions.clone()
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
     }
 
     #[inline]
-    fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_, '_>) -> Answered {
-        match call.procedure {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, |call, reply| match call.procedure {
             PROC_NULL if call.args.is_empty() => reply.void(),
             PROC_NULL => reply.error(ProcError::GarbageArgs),
             _ => reply.error(ProcError::ProcUnavail),
-        }
+        });
+    }
+
+    fn fork(&self, (): &()) -> Option<()> {
+        Some(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.programs.counters()
     }
 }

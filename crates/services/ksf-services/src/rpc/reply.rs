@@ -6,8 +6,9 @@ use std::sync::Arc;
 use ksf::deferred::Deferred;
 use ksf::files::{FileRange, NoFileReplies};
 use ksf::gates::Gate;
+use ksf::logged::{After, Logged, Mode, Named, Sends};
 use ksf::pool::Chunk;
-use ksf::{Pieces, Reply};
+use ksf::{Pieces, Reply, Turn, Unlogged};
 use ksf_proto::oncrpc::{ReplyStatus, put_reply, put_success};
 use ksf_proto::xdr::XdrWrite;
 
@@ -19,24 +20,25 @@ use super::stats::RpcStats;
 #[must_use]
 pub struct Answered(());
 
-/// The answer to one call.
-pub struct RpcReply<'a, 'r> {
+/// The answer to one call. Each method that answers takes it and gives an [`Answered`] for it, so that a program can neither
+/// forget to answer nor answer twice.
+///
+/// The mode `M` is that of the service: [`ksf::logged`].
+pub struct RpcReply<'a, M: Mode = Unlogged> {
     xid: u32,
-    /// Place of the program in the table.
-    program: u32,
-    reply: &'a mut Reply<'r>,
+    reply: Reply<'a, M>,
     stats: &'a Arc<RpcStats>,
 }
 
-impl<'a, 'r> RpcReply<'a, 'r> {
-    pub(super) fn new(xid: u32, program: u32, reply: &'a mut Reply<'r>, stats: &'a Arc<RpcStats>) -> Self {
-        Self { xid, program, reply, stats }
+impl<'a, M: Mode> RpcReply<'a, M> {
+    pub(super) fn new(xid: u32, reply: &'a mut Reply<'_, M>, stats: &'a Arc<RpcStats>) -> Self {
+        Self { xid, reply: reply.reborrow(), stats }
     }
 
-    /// Holds the reply until what `gate` names is durable: [`Reply::gate`]. On shards only. A program all of whose
-    /// replies wait is a [`LoggedProgram`](super::LoggedProgram) instead, in which none can pass the gate.
-    pub fn gate(&mut self, gate: Gate) {
-        self.reply.gate(gate);
+    /// For an answer that tells of no data, in any mode: [`Reply::plain`].
+    pub fn plain(self) -> RpcReply<'a, Named> {
+        let Self { xid, reply, stats } = self;
+        RpcReply { xid, reply: reply.into_plain(), stats }
     }
 
     /// Number of the shard this runs on.
@@ -44,12 +46,45 @@ impl<'a, 'r> RpcReply<'a, 'r> {
         self.reply.shard()
     }
 
+    /// Answers later, from any thread, in any order: an xid says which call is answered. Results of up to `result_bytes` bytes are
+    /// taken off the connection's budget until the answer comes ([`Reply::defer_for`]).
+    pub fn defer_for(mut self, result_bytes: usize) -> (Answered, RpcDeferred<M::Later>) {
+        let deferred = self.reply.defer_for(result_bytes);
+        (Answered(()), RpcDeferred { xid: self.xid, deferred, stats: Arc::clone(self.stats) })
+    }
+
+    /// Answers from a thread that may block, in a file system for instance, with up to `result_bytes` bytes of results:
+    /// [`Reply::block`].
+    pub fn block<F>(mut self, result_bytes: usize, task: F) -> Answered
+    where
+        F: FnOnce(RpcDeferred<M::Later>) + Send + 'static,
+    {
+        let (xid, stats) = (self.xid, Arc::clone(self.stats));
+        self.reply.block(result_bytes, move |deferred| task(RpcDeferred { xid, deferred, stats }));
+        Answered(())
+    }
+}
+
+impl<'a> RpcReply<'a, Logged> {
+    /// The answer leaves once `after` is durable: [`Reply::after`].
+    pub fn after(self, after: impl Into<After>) -> RpcReply<'a, Named> {
+        let Self { xid, reply, stats } = self;
+        RpcReply { xid, reply: reply.into_after(after), stats }
+    }
+}
+
+impl<M: Sends> RpcReply<'_, M> {
+    /// Holds the reply until what `gate` names is durable: [`Reply::gate`]. On shards only.
+    pub fn gate(&mut self, gate: Gate) {
+        self.reply.gate(gate);
+    }
+
     /// Answers SUCCESS with the results that `write` appends; if it fails, what
     /// it wrote is taken back and its error is answered instead.
     ///
     /// `write` must only append: the buffer may hold earlier replies.
     #[inline]
-    pub fn results<F>(self, write: F) -> Answered
+    pub fn results<F>(mut self, write: F) -> Answered
     where
         F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
     {
@@ -63,7 +98,7 @@ impl<'a, 'r> RpcReply<'a, 'r> {
 
     /// Answers SUCCESS without results.
     #[inline]
-    pub fn void(self) -> Answered {
+    pub fn void(mut self) -> Answered {
         let xid = self.xid;
         self.reply.message(|out| put_success(out, xid));
         Answered(())
@@ -77,30 +112,17 @@ impl<'a, 'r> RpcReply<'a, 'r> {
 
     /// Answers any status but SUCCESS.
     #[cold]
-    pub(super) fn status(self, status: ReplyStatus) -> Answered {
+    pub(super) fn status(mut self, status: ReplyStatus) -> Answered {
         let xid = self.xid;
         self.reply.message(|out| put_reply(out, xid, status));
         self.stats.count_reply(status);
         Answered(())
     }
 
-    /// Answers later, from any thread, in any order: an xid says what is answered.
-    pub fn defer(self) -> (Answered, RpcDeferred) {
-        let deferred = self.reply.defer();
-        (Answered(()), Origin::of(&self).deferred(deferred))
-    }
-
-    /// The same for results of up to `result_bytes` bytes, which are taken off
-    /// the connection's budget until the answer comes ([`Reply::defer_for`]).
-    pub fn defer_for(self, result_bytes: usize) -> (Answered, RpcDeferred) {
-        let deferred = self.reply.defer_for(result_bytes);
-        (Answered(()), Origin::of(&self).deferred(deferred))
-    }
-
     /// Answers SUCCESS with results that end in bytes from where they lie: the
     /// data of a read. `write` appends what precedes them; the padding that XDR
     /// asks for is added (RFC 4506 section 4.10).
-    pub fn results_with<F>(self, write: F, data: Chunk) -> Answered
+    pub fn results_with<F>(mut self, write: F, data: Chunk) -> Answered
     where
         F: FnOnce(&mut Vec<u8>),
     {
@@ -121,7 +143,7 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     ///
     /// The reply comes back where files cannot be sent, which is for datagrams and on workers: the program reads the
     /// file itself, into a buffer.
-    pub fn results_file<F>(self, write: F, range: FileRange) -> Result<Answered, Self>
+    pub fn results_file<F>(mut self, write: F, range: FileRange) -> Result<Answered, Self>
     where
         F: FnOnce(&mut Vec<u8>),
     {
@@ -143,7 +165,7 @@ impl<'a, 'r> RpcReply<'a, 'r> {
     ///
     /// `write` failed, because a range of a file was among the pieces and files cannot be sent here: see
     /// [`RpcReply::results_file`]. The reply comes back, and nothing was sent.
-    pub fn results_pieces<F>(self, write: F) -> Result<Answered, Self>
+    pub fn results_pieces<F>(mut self, write: F) -> Result<Answered, Self>
     where
         F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
     {
@@ -152,17 +174,6 @@ impl<'a, 'r> RpcReply<'a, 'r> {
             Ok(()) => Ok(Answered(())),
             Err(NoFileReplies) => Err(self),
         }
-    }
-
-    /// Answers from a thread that may block, in a file system for instance, with
-    /// up to `result_bytes` bytes of results: [`Reply::block`].
-    pub fn block<F>(self, result_bytes: usize, task: F) -> Answered
-    where
-        F: FnOnce(RpcDeferred) + Send + 'static,
-    {
-        let origin = Origin::of(&self);
-        self.reply.block(result_bytes, move |deferred| task(origin.deferred(deferred)));
-        Answered(())
     }
 }
 
@@ -216,31 +227,12 @@ fn padding(bytes: usize) -> &'static [u8] {
     &ZEROS[..bytes.next_multiple_of(4) - bytes]
 }
 
-/// What must be known of a call to answer it later.
-struct Origin {
-    xid: u32,
-    program: u32,
-    stats: Arc<RpcStats>,
-}
-
-impl Origin {
-    fn of(reply: &RpcReply<'_, '_>) -> Self {
-        Self { xid: reply.xid, program: reply.program, stats: Arc::clone(reply.stats) }
-    }
-
-    fn deferred(self, deferred: Deferred) -> RpcDeferred {
-        let Self { xid, program, stats } = self;
-        RpcDeferred { xid, program, deferred, stats }
-    }
-}
-
 /// The answer to a call that is given later. Dropping it without an answer
 /// closes the connection, see [`Deferred`].
 #[derive(Debug)]
-pub struct RpcDeferred {
+pub struct RpcDeferred<M: Mode = Unlogged> {
     xid: u32,
-    program: u32,
-    deferred: Deferred,
+    deferred: Deferred<M>,
     stats: Arc<RpcStats>,
 }
 
@@ -254,6 +246,15 @@ impl RpcDeferred {
         self.deferred.reply(body);
     }
 
+    /// The same in this turn, on the shard's own thread: without the detour over the mailbox that other threads take.
+    pub fn results_in<F>(self, turn: &mut Turn<'_>, write: F)
+    where
+        F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
+    {
+        let body = self.body(write);
+        turn.reply(self.deferred, body);
+    }
+
     /// As [`RpcReply::results_with`].
     pub fn results_with<F>(self, write: F, data: Chunk)
     where
@@ -261,6 +262,15 @@ impl RpcDeferred {
     {
         let (head, end) = self.parts(write, &data);
         self.deferred.reply_parts(head, data, end);
+    }
+
+    /// The same in this turn, on the shard's own thread.
+    pub fn results_with_in<F>(self, turn: &mut Turn<'_>, write: F, data: Chunk)
+    where
+        F: FnOnce(&mut Vec<u8>),
+    {
+        let (head, end) = self.parts(write, &data);
+        turn.reply_parts(self.deferred, head, data, end);
     }
 
     /// As [`RpcReply::results_pieces`].
@@ -275,17 +285,22 @@ impl RpcDeferred {
         self.answer_with(|xid, deferred| deferred.reply_pieces(|pieces| ResultPieces::begin(xid, pieces, write)))
     }
 
-    /// Answers by `answer`, which takes the call's xid, and gives back what it does not answer.
-    pub(super) fn answer_with(self, answer: impl FnOnce(u32, Deferred) -> Result<(), Deferred>) -> Result<(), Self> {
-        let Self { xid, program, deferred, stats } = self;
-        answer(xid, deferred).map_err(|deferred| Self { xid, program, deferred, stats })
+    /// The same in this turn, on the shard's own thread.
+    ///
+    /// # Errors
+    ///
+    /// [`RpcReply::results_pieces`]. The answer is still owed.
+    pub fn results_pieces_in<F>(self, turn: &mut Turn<'_>, write: F) -> Result<(), Self>
+    where
+        F: FnOnce(&mut ResultPieces<'_, '_>) -> Result<(), NoFileReplies>,
+    {
+        self.answer_with(|xid, deferred| turn.reply_pieces(deferred, |pieces| ResultPieces::begin(xid, pieces, write)))
     }
 
-    /// Goes on with the call on the thread of its connection: the program's
-    /// [`resume`](super::ShardProgram::resume) is called there with `state`.
-    pub fn resume(self, state: impl Any + Send) {
-        let (deferred, resumed) = self.into_resumed(state);
-        deferred.resume(resumed);
+    /// Answers by `answer`, which takes the call's xid, and gives back what it does not answer.
+    fn answer_with(self, answer: impl FnOnce(u32, Deferred) -> Result<(), Deferred>) -> Result<(), Self> {
+        let Self { xid, deferred, stats } = self;
+        answer(xid, deferred).map_err(|deferred| Self { xid, deferred, stats })
     }
 
     /// As [`RpcReply::error`].
@@ -294,7 +309,7 @@ impl RpcDeferred {
     }
 
     /// The body of the reply that these results make; an error is counted.
-    pub(super) fn body<F>(&self, write: F) -> Vec<u8>
+    fn body<F>(&self, write: F) -> Vec<u8>
     where
         F: FnOnce(&mut Vec<u8>) -> Result<(), ProcError>,
     {
@@ -306,7 +321,7 @@ impl RpcDeferred {
     }
 
     /// What precedes and what follows `data` in a reply that ends in them.
-    pub(super) fn parts<F>(&self, write: F, data: &Chunk) -> (Vec<u8>, &'static [u8])
+    fn parts<F>(&self, write: F, data: &Chunk) -> (Vec<u8>, &'static [u8])
     where
         F: FnOnce(&mut Vec<u8>),
     {
@@ -315,21 +330,26 @@ impl RpcDeferred {
         write(&mut head);
         (head, padding(data.len()))
     }
+}
 
-    pub(super) fn into_inner(self) -> Deferred {
-        self.deferred
+impl<M: Mode> RpcDeferred<M> {
+    /// Goes on with the call on the thread of its connection: [`Service::resume`](ksf::Service::resume) is called there, which hands
+    /// `state` to [`ProgramTable::resume`](super::ProgramTable::resume).
+    pub fn resume(self, state: impl Any + Send) {
+        let Self { xid, deferred, .. } = self;
+        deferred.resume(Resumed { xid, state: Box::new(state) });
     }
 
-    pub(super) fn into_resumed(self, state: impl Any + Send) -> (Deferred, Resumed) {
-        (self.deferred, Resumed { xid: self.xid, program: self.program, state: Box::new(state) })
+    /// The same, still in this turn, on the shard's own thread.
+    pub fn resume_in(self, turn: &mut Turn<'_>, state: impl Any + Send) {
+        let Self { xid, deferred, .. } = self;
+        turn.resume(deferred, Box::new(Resumed { xid, state: Box::new(state) }));
     }
 }
 
 /// A call on its way back to its connection.
 pub(super) struct Resumed {
     pub(super) xid: u32,
-    /// Place of its program in the table.
-    pub(super) program: u32,
     pub(super) state: Box<dyn Any + Send>,
 }
 

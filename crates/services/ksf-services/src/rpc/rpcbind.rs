@@ -167,15 +167,15 @@ fn set_or_replace(client: &mut RpcbindClient, entry: &RpcbindEntry) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use super::super::{NullProgram, mount_null, nfs_null};
+    use super::super::Program;
     use super::*;
 
     #[test]
     fn a_table_gives_an_entry_for_each_version() {
         let mut table = ProgramTable::new();
-        table.register(nfs_null()).unwrap();
-        table.register(mount_null()).unwrap();
-        table.register(NullProgram::new("ranged", 7, 1..=2)).unwrap();
+        table.register(Program::NFS_V3).unwrap();
+        table.register(Program::MOUNT_V3).unwrap();
+        table.register(Program::new("ranged", 7, 1..=2)).unwrap();
         let entry = |program, version| RpcbindEntry { program, version, netid: "tcp6", address: "::1.242.97".into() };
         assert_eq!(
             entries(&table, "[::1]:62049".parse().unwrap(), true),
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn a_program_of_all_versions_is_cut() {
         let mut table = ProgramTable::new();
-        table.register(NullProgram::new("all", 7, 0..=u32::MAX)).unwrap();
+        table.register(Program::new("all", 7, 0..=u32::MAX)).unwrap();
         let all = entries(&table, "127.0.0.1:1".parse().unwrap(), false);
         assert_eq!(all.len(), VERSIONS_MAX);
         assert_eq!((all[63].version, all[63].netid), (63, "udp"));

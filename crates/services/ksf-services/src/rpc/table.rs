@@ -1,31 +1,53 @@
-//! Which program answers which number and version.
+//! Which programs a service answers, and the way from a message to its answer.
 
-use std::fmt;
+use std::any::Any;
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use ksf_proto::oncrpc::Accepted;
+use ksf::logged::Mode;
+use ksf::{Message, Reply};
+use ksf_proto::oncrpc::{Accepted, Call, CallError, MOUNT_PROGRAM, NFS_PROGRAM, ReplyStatus};
 
-use super::local::AnyProgram;
-use super::logged::{LoggedProgram, OfLogged};
-use super::program::ShardProgram;
+use super::call::RpcCall;
+use super::reply::{Answered, Resumed, RpcReply};
+use super::stats::RpcStats;
 
-/// The programs of a server.
-///
-/// Several entries may share a number as long as their versions do not overlap:
-/// NFSv3 and NFSv4 can come from different hands.
-#[derive(Clone, Default)]
-pub struct ProgramTable {
-    /// In the order of registration; few enough that a scan is the fastest look-up.
-    entries: Vec<Entry>,
+/// A program, or some of its versions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    name: Cow<'static, str>,
+    number: u32,
+    versions: RangeInclusive<u32>,
 }
 
-#[derive(Clone)]
-struct Entry {
-    number: u32,
-    low: u32,
-    high: u32,
-    program: Arc<dyn AnyProgram>,
+impl Program {
+    /// NFSv3 (RFC 1813).
+    pub const NFS_V3: Self = Self { name: Cow::Borrowed("nfs"), number: NFS_PROGRAM, versions: 3..=3 };
+    /// MOUNTv3 (RFC 1813 appendix I).
+    pub const MOUNT_V3: Self = Self { name: Cow::Borrowed("mount"), number: MOUNT_PROGRAM, versions: 3..=3 };
+
+    /// The `versions` of the program `number`; the name is for people.
+    pub fn new(name: impl Into<Cow<'static, str>>, number: u32, versions: RangeInclusive<u32>) -> Self {
+        Self { name: name.into(), number, versions }
+    }
+
+    fn answers(&self, number: u32, version: u32) -> bool {
+        self.number == number && self.versions.contains(&version)
+    }
+}
+
+/// The programs of a service, and what went wrong with their calls.
+///
+/// A service that serves RPC programs hands each message to [`call`](Self::call), and each state that comes back to
+/// [`resume`](Self::resume).
+///
+/// Several entries may share a number as long as their versions do not overlap: NFSv3 and NFSv4 can come from different hands.
+#[derive(Clone, Debug, Default)]
+pub struct ProgramTable {
+    /// In the order of registration; few enough that a scan is the fastest look-up.
+    programs: Vec<Program>,
+    stats: Arc<RpcStats>,
 }
 
 impl ProgramTable {
@@ -34,95 +56,104 @@ impl ProgramTable {
         Self::default()
     }
 
-    /// Adds a program, with state or without.
+    /// Adds a program.
     ///
     /// # Errors
     ///
     /// It answers no version, or one that another program answers.
-    pub fn register(&mut self, program: impl ShardProgram) -> Result<(), TableError> {
-        self.register_shared(Arc::new(program))
-    }
-
-    /// Adds a program whose replies wait for logs.
-    ///
-    /// # Errors
-    ///
-    /// As [`ProgramTable::register`].
-    pub fn register_logged(&mut self, program: impl LoggedProgram) -> Result<(), TableError> {
-        self.register(OfLogged(program))
-    }
-
-    /// Adds a program that others hold as well.
-    ///
-    /// # Errors
-    ///
-    /// As [`ProgramTable::register`].
-    pub fn register_shared(&mut self, program: Arc<impl ShardProgram>) -> Result<(), TableError> {
-        let number = program.number();
-        let (low, high) = program.versions().into_inner();
-        if low > high {
-            return Err(TableError::NoVersion { name: program.name().to_owned(), number, low, high });
+    pub fn register(&mut self, program: Program) -> Result<(), TableError> {
+        let Program { ref name, number, ref versions } = program;
+        let (low, high) = (*versions.start(), *versions.end());
+        if versions.is_empty() {
+            return Err(TableError::NoVersion { name: name.to_string(), number, low, high });
         }
-        if let Some(other) = self.of(number).find(|e| low <= e.high && e.low <= high) {
+        if let Some(other) = self.of(number).find(|e| low <= *e.versions.end() && *e.versions.start() <= high) {
             return Err(TableError::Overlap {
-                name: program.name().to_owned(),
+                name: name.to_string(),
                 number,
                 versions: low..=high,
-                other: other.program.name().to_owned(),
-                other_versions: other.low..=other.high,
+                other: other.name.to_string(),
+                other_versions: other.versions.clone(),
             });
         }
-        self.entries.push(Entry { number, low, high, program });
+        self.programs.push(program);
         Ok(())
     }
 
     /// Number and versions of every entry.
     pub fn programs(&self) -> impl Iterator<Item = (u32, RangeInclusive<u32>)> + '_ {
-        self.entries.iter().map(|e| (e.number, e.low..=e.high))
+        self.programs.iter().map(|e| (e.number, e.versions.clone()))
     }
 
-    /// The place of the program that answers, or the error to answer.
+    /// Has `answer` answer the call in a message, if it is one to a program and version of this table. Every other call is answered
+    /// with the error of RFC 5531 section 9. A message that has no answer closes a stream (the bytes behind it are not to be
+    /// trusted) and is dropped as a datagram; both are counted by cause.
     #[inline]
-    pub(super) fn find(&self, number: u32, version: u32) -> Result<usize, Accepted> {
-        let answers = |e: &Entry| e.number == number && e.low <= version && version <= e.high;
-        self.entries.iter().position(answers).ok_or_else(|| self.why_not(number))
+    pub fn call<M: Mode>(
+        &self,
+        message: &Message<'_>,
+        reply: &mut Reply<'_, M>,
+        answer: impl FnOnce(&RpcCall<'_>, RpcReply<'_, M>) -> Answered,
+    ) {
+        let call = match Call::parse(message.bytes()) {
+            Ok(call) => call,
+            Err(error) => return self.refuse(error, reply),
+        };
+        let found = self.find(call.program, call.version);
+        let reply = RpcReply::new(call.xid, reply, &self.stats);
+        let Answered { .. } = match found {
+            Ok(_) => answer(&RpcCall::new(call, message), reply),
+            Err(accepted) => reply.plain().status(ReplyStatus::Accepted(accepted)),
+        };
     }
 
-    /// The program at a place that [`Self::find`] gave.
+    #[cold]
+    fn refuse<M: Mode>(&self, error: CallError, reply: &mut Reply<'_, M>) {
+        if let CallError::Unanswerable(why) = error {
+            self.stats.count_unanswerable(why);
+            reply.close();
+        } else if let Some((xid, status)) = error.reply() {
+            let Answered { .. } = RpcReply::new(xid, reply, &self.stats).plain().status(status);
+        }
+    }
+
+    /// Has `answer` go on with a call that was deferred and [resumed](super::RpcDeferred::resume) with this state.
+    pub fn resume<M: Mode>(
+        &self,
+        state: Box<dyn Any + Send>,
+        reply: &mut Reply<'_, M>,
+        answer: impl FnOnce(Box<dyn Any + Send>, RpcReply<'_, M>) -> Answered,
+    ) {
+        // The framework brings back what `RpcDeferred::resume` gave it, and nothing else is resumed by such a service.
+        let Ok(resumed) = state.downcast::<Resumed>() else { return reply.close() };
+        let Answered { .. } = answer(resumed.state, RpcReply::new(resumed.xid, reply, &self.stats));
+    }
+
+    /// How often each error was answered, or a message had no answer: for [`Service::counters`](ksf::Service::counters).
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.stats.read()
+    }
+
+    /// The program that answers, or the error to answer.
     #[inline]
-    pub(super) fn program(&self, at: usize) -> &dyn AnyProgram {
-        &*self.entries[at].program
-    }
-
-    /// All programs, in the order of their places.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<dyn AnyProgram>> {
-        self.entries.iter().map(|e| &e.program)
+    fn find(&self, number: u32, version: u32) -> Result<&Program, Accepted> {
+        self.programs.iter().find(|e| e.answers(number, version)).ok_or_else(|| self.why_not(number))
     }
 
     /// PROG_MISMATCH tells the lowest and the highest version (RFC 5531 section
     /// 9), also where versions between them are missing.
     #[cold]
     fn why_not(&self, number: u32) -> Accepted {
-        let low = self.of(number).map(|e| e.low).min();
-        let high = self.of(number).map(|e| e.high).max();
+        let low = self.of(number).map(|e| *e.versions.start()).min();
+        let high = self.of(number).map(|e| *e.versions.end()).max();
         match (low, high) {
             (Some(low), Some(high)) => Accepted::ProgMismatch { low, high },
             _ => Accepted::ProgUnavail,
         }
     }
 
-    fn of(&self, number: u32) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(move |e| e.number == number)
-    }
-}
-
-impl fmt::Debug for ProgramTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entries = self.entries.iter().map(|e| {
-            let Entry { number, low, high, .. } = e;
-            (e.program.name(), format!("{number} v{low}-{high}"))
-        });
-        f.debug_map().entries(entries).finish()
+    fn of(&self, number: u32) -> impl Iterator<Item = &Program> {
+        self.programs.iter().filter(move |e| e.number == number)
     }
 }
 
@@ -163,22 +194,21 @@ pub enum TableError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{NullProgram, mount_null, nfs_null};
     use super::*;
 
-    fn null(number: u32, versions: RangeInclusive<u32>) -> NullProgram {
-        NullProgram::new("test", number, versions)
+    fn null(number: u32, versions: RangeInclusive<u32>) -> Program {
+        Program::new("test", number, versions)
     }
 
     fn find(table: &ProgramTable, number: u32, version: u32) -> Result<&str, Accepted> {
-        table.find(number, version).map(|at| table.program(at).name())
+        table.find(number, version).map(|program| &*program.name)
     }
 
     #[test]
     fn finds_by_number_and_version() {
         let mut table = ProgramTable::new();
-        table.register(nfs_null()).unwrap();
-        table.register(mount_null()).unwrap();
+        table.register(Program::NFS_V3).unwrap();
+        table.register(Program::MOUNT_V3).unwrap();
         table.register(null(100_003, 5..=6)).unwrap();
         assert_eq!(find(&table, 100_003, 3), Ok("nfs"));
         assert_eq!(find(&table, 100_003, 5), Ok("test"));
@@ -213,7 +243,7 @@ mod tests {
     #[test]
     fn errors_name_both_sides() {
         let mut table = ProgramTable::new();
-        table.register(nfs_null()).unwrap();
+        table.register(Program::NFS_V3).unwrap();
         assert_eq!(
             table.register(null(100_003, 2..=4)).unwrap_err().to_string(),
             "program test (100003) versions 2-4 overlap nfs versions 3-3; register each version once"

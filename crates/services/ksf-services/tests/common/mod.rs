@@ -14,9 +14,9 @@ use ksf::limits::{Limits, Time};
 use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::shard_service::OnShard;
+use ksf::session::OnShard;
 use ksf::tasks::TaskPool;
-use ksf::{CloseReason, Peer, ShardService, Turn};
+use ksf::{CloseReason, Peer, Service, Turn};
 
 /// Bytes in a receive slot of the tests.
 pub(crate) const SLOT_BYTES: usize = 4096;
@@ -39,12 +39,12 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// A fresh connection with default limits.
-    pub(crate) fn new<S: ShardService>(service: &Arc<S>) -> Self {
+    pub(crate) fn new<S: Service>(service: &Arc<S>) -> Self {
         Self::with_limits(service, Limits::default())
     }
 
     /// A fresh connection.
-    pub(crate) fn with_limits<S: ShardService>(service: &Arc<S>, limits: Limits) -> Self {
+    pub(crate) fn with_limits<S: Service>(service: &Arc<S>, limits: Limits) -> Self {
         let pool = Pool::new(Memory::Anonymous, SLOT_BYTES as u32, 64).expect("64 slots");
         let mut env = Env::new(limits, pool).expect("an event descriptor");
         let state = service.start(&mut Turn::new(&mut env)).expect("the service starts");
@@ -192,7 +192,7 @@ pub(crate) fn engines() -> Vec<EngineKind> {
 }
 
 /// Value of a service's own counter.
-pub(crate) fn counter(service: &impl ShardService, name: &str) -> u64 {
+pub(crate) fn counter(service: &impl Service, name: &str) -> u64 {
     let counters = service.counters();
     let found = counters.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no counter {name} in {counters:?}")).1

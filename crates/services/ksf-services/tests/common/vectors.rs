@@ -3,18 +3,18 @@
 
 use std::sync::Arc;
 
-use ksf_services::rpc::{NullProgram, ProgramTable, RpcService, mount_null, nfs_null};
+use ksf_services::rpc::{NullService, Program, ProgramTable};
 pub(crate) use ksf_test::rpc::{fragment, record, words};
 
 /// A program with a range of versions, so that PROG_MISMATCH shows both ends.
 pub(crate) const RANGED_PROGRAM: u32 = 0x2000_0042;
 
-pub(crate) fn service() -> Arc<RpcService> {
+pub(crate) fn service() -> Arc<NullService> {
     let mut table = ProgramTable::new();
-    table.register(nfs_null()).unwrap();
-    table.register(mount_null()).unwrap();
-    table.register(NullProgram::new("ranged", RANGED_PROGRAM, 2..=4)).unwrap();
-    Arc::new(RpcService::new("krpc2", table))
+    table.register(Program::NFS_V3).unwrap();
+    table.register(Program::MOUNT_V3).unwrap();
+    table.register(Program::new("ranged", RANGED_PROGRAM, 2..=4)).unwrap();
+    Arc::new(NullService::new("krpc2", table))
 }
 
 pub(crate) const XID: u32 = 0xc0ff_ee01;

@@ -7,7 +7,7 @@ use ksf::cpus::CpuSet;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::{Builder, ListenerInfo, Server};
-use ksf::{Service, ShardService};
+use ksf::{Service, WorkerService};
 use ksf_kernel::{KernelError, KernelOptions, KernelService, ObjectSource};
 
 use super::engine::{self, Choice, EngineWish, Obstacles};
@@ -168,31 +168,20 @@ impl Launch {
     }
 
     /// Has a service answer at the listeners. The kernel half stands in front of those that have no workers.
-    pub(crate) fn serve<S: Service>(self, service: Arc<S>, workers: &WorkersTable) -> Result<Self, Failure> {
-        let on_workers = Arc::clone(&service);
-        self.serve_by(service, workers, || Ok(on_workers))
-    }
-
-    /// The same for a service that is another one on workers, if there are to be some.
-    pub(crate) fn serve_by<S: ShardService, W: Service>(
-        self,
-        service: Arc<S>,
-        workers: &WorkersTable,
-        on_workers: impl FnOnce() -> Result<Arc<W>, Failure>,
-    ) -> Result<Self, Failure> {
+    pub(crate) fn serve<S: WorkerService>(self, service: Arc<S>, workers: &WorkersTable) -> Result<Self, Failure> {
         let adopter = match workers.count() {
             0 => None,
-            _ => Some(workers.start(&on_workers()?, &self.common.limits, &self.cpus)?),
+            _ => Some(workers.start(&service, &self.common.limits, &self.cpus)?),
         };
         self.serve_with(service, adopter, &workers.words())
     }
 
     /// The same for a service that shards alone can answer for.
-    pub(crate) fn serve_on_shards<S: ShardService>(self, service: Arc<S>) -> Result<Self, Failure> {
+    pub(crate) fn serve_on_shards<S: Service>(self, service: Arc<S>) -> Result<Self, Failure> {
         self.serve_with(service, None, "")
     }
 
-    fn serve_with<S: ShardService>(
+    fn serve_with<S: Service>(
         mut self,
         service: Arc<S>,
         adopter: Option<Arc<dyn Adopter>>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use ksf::Service;
+use ksf::WorkerService;
 use ksf::adopt::Adopter;
 use ksf::limits::Limits;
 use ksf_mux::{StartError, Workers, WorkersOptions};
@@ -110,7 +110,7 @@ impl WorkersTable {
 
     /// Starts the workers. They run on any of the CPUs: a worker that waits for a CPU
     /// would hold messages up that another CPU has time for.
-    pub(crate) fn start<S: Service>(
+    pub(crate) fn start<S: WorkerService>(
         &self,
         service: &Arc<S>,
         limits: &Limits,
@@ -127,7 +127,7 @@ impl WorkersTable {
         })
     }
 
-    fn start_here<S: Service>(&self, service: Arc<S>, limits: &Limits) -> Result<Arc<dyn Adopter>, Failure> {
+    fn start_here<S: WorkerService>(&self, service: Arc<S>, limits: &Limits) -> Result<Arc<dyn Adopter>, Failure> {
         let mut options = WorkersOptions::new(self.count(), limits.clone());
         if !self.classes.is_empty() {
             let classes = self.classes.clone();

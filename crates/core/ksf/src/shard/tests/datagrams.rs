@@ -7,7 +7,6 @@ use super::*;
 use crate::deferred::Deferred;
 use crate::gates::LogId;
 use crate::pool::Chunk;
-use crate::shard_service::{Profile, ShardService};
 
 const REPLY_BYTES: usize = 1000;
 const DATAGRAMS: usize = 64;
@@ -21,9 +20,10 @@ struct Late {
     deferred: Mutex<Vec<(Chunk, Deferred)>>,
 }
 
-impl ShardService for Arc<Late> {
+impl Service for Arc<Late> {
     type Shard = LogId;
     type Conn = ();
+    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("late", Framing::Raw)

@@ -15,28 +15,30 @@ struct PassesOn {
 }
 
 impl Service for PassesOn {
+    type Shard = ();
     type Conn = bool;
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "passes on"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("passes on", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<bool, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<bool, Refused> {
         Ok(false)
     }
 
-    fn call(&self, dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
         if !mem::replace(dialed, true) {
             reply.dial(self.backend, false).unwrap();
         }
         reply.pass(message.keep()).expect("no message is handed over while the exchange is full");
     }
 
-    fn upstream(&self, _: &mut bool, event: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, (): &mut (), _: &mut bool, event: Upstream, reply: &mut Reply<'_>) {
         if matches!(event, Upstream::Ended) {
             reply.hang_up(false);
         }
@@ -180,25 +182,27 @@ struct Returns {
 }
 
 impl Service for Returns {
+    type Shard = ();
     type Conn = VecDeque<Chunk>;
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "returns"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("returns", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<Self::Conn, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
         Ok(VecDeque::new())
     }
 
-    fn call(&self, _: &mut Self::Conn, _: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), _: &mut Self::Conn, _: &Message<'_>, reply: &mut Reply<'_>) {
         reply.dial(self.backend, false).unwrap();
     }
 
-    fn upstream(&self, refused: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
+    fn upstream(&self, (): &mut (), refused: &mut Self::Conn, event: Upstream, reply: &mut Reply<'_>) {
         match event {
             Upstream::Received(chunk) => refused.push_back(chunk),
             Upstream::Room => drop(self.told_of_room.fetch_add(1, Relaxed)),
@@ -241,21 +245,23 @@ struct DialsAgain {
 }
 
 impl Service for DialsAgain {
+    type Shard = ();
     type Conn = bool;
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        "dials again"
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("dials again", Framing::Raw)
     }
 
-    fn framing(&self) -> Framing {
-        Framing::Raw
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<bool, Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<bool, Refused> {
         Ok(false)
     }
 
-    fn call(&self, dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), dialed: &mut bool, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.calls.fetch_add(1, Relaxed);
         if mem::replace(dialed, true) {
             reply.pass(message.keep()).expect("a connection that was just dialed is not full");

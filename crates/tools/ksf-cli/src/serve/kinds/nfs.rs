@@ -16,7 +16,6 @@ use ksf::server::ListenerInfo;
 use ksf_fs::{FsCounters, FsOptions, HandleSource, Identities, LaneOptions};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
-use ksf_services::rpc::RpcService;
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
@@ -140,9 +139,9 @@ impl ServiceKind for NfsServer {
             transfer_bytes_max: transfer_bytes_max(message_bytes_max)?,
         };
         let nfs = Nfs::open(settings).map_err(explain)?;
-        let programs = nfs.programs().map_err(|error| Failure::new(Status::Internal, error.to_string()))?;
-        let service = Arc::new(RpcService::new(launch.name(), programs.clone()));
-        let mut running = launch.serve_on_shards(service)?.start(())?;
+        let service = nfs.service(launch.name()).map_err(|error| Failure::new(Status::Internal, error.to_string()))?;
+        let programs = service.programs().clone();
+        let mut running = launch.serve_on_shards(Arc::new(service))?.start(())?;
         let registration =
             self.rpcbind.then(|| register(&programs, running.listeners(), &[NFS_PROGRAM])).transpose()?;
         let lines = self.lines(&running.name, &nfs, running.listeners());

@@ -9,7 +9,7 @@ use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
 use ksf_kernel::{Builtin, ObjectSource};
 use ksf_services::rpc::rpcbind::{self, Registration, RpcbindEndpoint, RpcbindError};
-use ksf_services::rpc::{NullProgram, ProgramTable, RpcOnWorkers, RpcService, mount_null, nfs_null};
+use ksf_services::rpc::{NullService, Program, ProgramTable};
 use serde::Deserialize;
 
 use crate::output::{Failure, Status};
@@ -90,16 +90,13 @@ impl ServiceKind for Rpc {
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let service = Arc::new(RpcService::new(launch.name(), self.programs.clone()));
+        let service = Arc::new(NullService::new(launch.name(), self.programs.clone()));
         let source = ObjectSource::Builtin(Builtin::RpcNull);
         let running = launch
             .kernel_half(&source, &self.kernel, &self.workers, |options| {
                 options.rpc_programs = kernel_programs(&self.programs);
             })?
-            .serve_by(Arc::clone(&service), &self.workers, || {
-                let on_workers = RpcOnWorkers::new(service);
-                on_workers.map(Arc::new).map_err(|why| Failure::new(Status::Unavailable, why.to_string()))
-            })?
+            .serve(service, &self.workers)?
             .start(())?;
         if !self.rpcbind {
             return Ok(running);
@@ -113,10 +110,10 @@ impl ServiceKind for Rpc {
 fn programs(more: &[ProgramRange]) -> Result<ProgramTable, String> {
     let mut table = ProgramTable::new();
     let mut register = |program| table.register(program).map_err(|error| error.to_string());
-    register(nfs_null())?;
-    register(mount_null())?;
+    register(Program::NFS_V3)?;
+    register(Program::MOUNT_V3)?;
     for range in more {
-        register(NullProgram::new(format!("program {range}"), range.program, range.low..=range.high))?;
+        register(Program::new(format!("program {range}"), range.program, range.low..=range.high))?;
     }
     Ok(table)
 }
@@ -233,9 +230,9 @@ mod tests {
     fn the_kernel_knows_each_program_once() {
         let mut table = ProgramTable::new();
         for (low, high) in [(3, 3), (5, 6)] {
-            table.register(NullProgram::new("x", 7, low..=high)).unwrap();
+            table.register(Program::new("x", 7, low..=high)).unwrap();
         }
-        table.register(NullProgram::new("y", 8, 1..=2)).unwrap();
+        table.register(Program::new("y", 8, 1..=2)).unwrap();
         assert_eq!(kernel_programs(&table), [(7, 3, 3), (8, 1, 2)]);
     }
 }

@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use ksf::limits::Limits;
-use ksf::logged::Logged;
 use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
 use ksf_kv::offline::Recovery;
 use ksf_kv::{Durability, Kv, Medium, Settings};
@@ -221,7 +220,7 @@ impl ServiceKind for Store {
             memory_bytes_max,
             part.unwrap_or_default(),
         );
-        let mut running = launch.serve_on_shards(Arc::new(Logged(kv)))?.start(())?;
+        let mut running = launch.serve_on_shards(Arc::new(kv))?.start(())?;
         running.ready.insert(0, line);
         Ok(running)
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Refused, Reply, Service};
+use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use ksf_kernel::{Caller, KernelError, KernelService, Verdict};
 
 /// The service around a loaded object.
@@ -69,25 +69,27 @@ impl ObjectService {
 }
 
 impl Service for ObjectService {
+    type Shard = ();
     type Conn = ();
+    type Mode = Unlogged;
 
-    fn name(&self) -> &str {
-        &self.name
+    fn profile(&self) -> Profile<'_> {
+        Profile::new(&self.name, self.framing)
     }
 
-    fn framing(&self) -> Framing {
-        self.framing
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {
         Some(())
     }
 
-    fn accept(&self, _: &Peer) -> Result<(), Refused> {
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn call(&self, (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         let Some(mut pooled) = self.take() else {
             // Only if there were more shards than callers.
             self.failed.fetch_add(1, Ordering::Relaxed);

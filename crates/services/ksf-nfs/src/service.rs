@@ -1,0 +1,75 @@
+//! The service: NFS 3, MOUNT 3 and NLM 4 by their program numbers.
+
+use ksf::framing::Framing;
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM};
+use ksf_services::rpc::{Program, ProgramTable, TableError};
+
+use crate::drc::Origin;
+use crate::mount::MountProgram;
+use crate::nlm;
+use crate::program::NfsProgram;
+
+/// Answers the programs of an NFSv3 server.
+pub struct NfsService {
+    pub(crate) name: String,
+    pub(crate) programs: ProgramTable,
+    pub(crate) nfs: NfsProgram,
+    pub(crate) mount: MountProgram,
+}
+
+/// NFS 3, MOUNT 3 and NLM 4.
+///
+/// # Errors
+///
+/// None: their numbers are not the same.
+pub(crate) fn programs() -> Result<ProgramTable, TableError> {
+    let mut programs = ProgramTable::new();
+    programs.register(Program::NFS_V3)?;
+    programs.register(Program::MOUNT_V3)?;
+    programs.register(Program::new("nlm", nlm::PROGRAM, nlm::VERSION..=nlm::VERSION))?;
+    Ok(programs)
+}
+
+impl NfsService {
+    /// The programs that it answers.
+    pub fn programs(&self) -> &ProgramTable {
+        &self.programs
+    }
+}
+
+impl Service for NfsService {
+    type Shard = ();
+    type Conn = Origin;
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile {
+            // RFC 5531 section 9: the xid matches replies with calls, their order does not.
+            order: Order::Free,
+            // The data of a WRITE lie where they were received until they are in the file.
+            keeps_messages: true,
+            ..Profile::new(&self.name, Framing::RecordMark)
+        }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Origin, Refused> {
+        Ok(Origin::new())
+    }
+
+    fn call(&self, (): &mut (), origin: &mut Origin, message: &Message<'_>, reply: &mut Reply<'_>) {
+        self.programs.call(message, reply, |call, reply| match call.program {
+            NFS_PROGRAM => self.nfs.call(origin, call, reply),
+            MOUNT_PROGRAM => self.mount.call(call, reply),
+            _ => nlm::no_locks(call, reply),
+        });
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.programs.counters()
+    }
+}
