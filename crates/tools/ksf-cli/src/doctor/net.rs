@@ -1,7 +1,7 @@
 //! Socket options that shards and listeners use.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::net::{Ipv6Addr, TcpListener};
 use std::os::fd::AsRawFd;
 
 use super::machine::Machine;
@@ -14,12 +14,6 @@ pub(crate) const PROBES: &[Probe] = &[
         title: "one listener per shard, chosen by the CPU of the SYN",
         fallback: "the kernel spreads connections by a hash; some cross CPUs",
         run: reuseport_steering,
-    },
-    Probe {
-        name: "net_incoming_cpu",
-        title: "learn the CPU that handles a connection",
-        fallback: "shards cannot tell whether a connection is local",
-        run: incoming_cpu,
     },
     Probe {
         name: "net_ipv6_loopback",
@@ -47,21 +41,6 @@ fn reuseport_steering(_: &Machine) -> Verdict {
             &error,
             format!("the kernel refuses SO_ATTACH_REUSEPORT_CBPF: {error}"),
             "boot Linux 4.5 or later; in a sandbox allow setsockopt",
-        )),
-    }
-}
-
-fn incoming_cpu(_: &Machine) -> Verdict {
-    let listener = match TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) {
-        Ok(listener) => listener,
-        Err(error) => return Verdict::unknown(format!("cannot listen on loopback: {error}")),
-    };
-    match set_option(&listener, libc::SO_INCOMING_CPU, &0_i32) {
-        Ok(()) => Verdict::works("SO_INCOMING_CPU accepted"),
-        Err(error) => Verdict::Fails(Lack::errno(
-            &error,
-            format!("the kernel refuses SO_INCOMING_CPU: {error}"),
-            "boot Linux 4.4 or later",
         )),
     }
 }
