@@ -33,7 +33,7 @@ test: ## Run every test, start every row of the bench for a moment
 	@scripts/setup.sh test
 	@scripts/test.sh test
 
-soak: ## Run every test and the long ones: all seeds, all mutants, all machines (hours)
+soak: ## Run every test and the long ones (all seeds, mutants, machines), then the tests ten times (hours)
 	@scripts/setup.sh test
 	@scripts/test.sh soak
 

@@ -68,6 +68,10 @@ if [ "$kind" = soak ]; then
     export KSF_SOAK=1
     # The tests that are ignored are long, or parts of others and then without effect.
     part tests run_tests --run-ignored all "$@" || true
+    unset KSF_SOAK
+    kind=test
+    # A test that fails by chance is a defect.
+    part "tests, ten times" run_tests --stress-count 10 "$@" || true
     finish
 fi
 part tests run_tests "$@" || true

@@ -32,6 +32,7 @@
 #define HEADER_BYTES 4
 #define COMES_MS 5000 /* longer than anything takes that comes */
 #define QUIET_MS 100 /* after that, nothing will */
+#define SENT_MS 500 /* the same for what another thread sends after a millisecond */
 
 /* The framing program of kcm.rst, and one that knows where in the segment the message starts. */
 static int documented, framing;
@@ -566,7 +567,7 @@ static const char *received_by_peer(int fd)
 {
 	char bytes[4096];
 
-	if (!(events(fd, POLLIN, QUIET_MS) & POLLIN))
+	if (!(events(fd, POLLIN, SENT_MS) & POLLIN))
 		return "nothing";
 	ssize_t length = recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 	return length < 0 ? strerrorname_np(errno) : text("%zd", length);

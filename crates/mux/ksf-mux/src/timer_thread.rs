@@ -54,6 +54,8 @@ struct List {
     lingering: Vec<(OwnedFd, Time)>,
     /// How long the thread sleeps now; `None`: until it is woken.
     sleeps: Option<Duration>,
+    /// The soonest check that was asked for while the thread checked, by what it had checked already.
+    asked: Option<Duration>,
     stop: bool,
 }
 
@@ -155,8 +157,9 @@ impl TimerThread {
     }
 
     /// Wakes the thread if it would sleep for longer.
-    fn hurry(&self, list: MutexGuard<'_, List>, within: Duration) {
+    fn hurry(&self, mut list: MutexGuard<'_, List>, within: Duration) {
         let late = list.sleeps.is_none_or(|sleeps| sleeps > within);
+        list.asked = list.asked.into_iter().chain([within]).min();
         drop(list);
         if late {
             let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
@@ -213,6 +216,7 @@ impl TimerThread {
             // Behind those that were put on it meanwhile, which are few.
             list.conns.append(&mut conns);
             list.lingering.append(&mut lingering);
+            soonest = soonest.into_iter().chain(list.asked.take()).min();
             if shared.wait_set.is_watched() && !of_waiters.soon && !of_waiters.when_ready {
                 // Asked for since the check, by a thread that found this one awake.
                 soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
@@ -240,8 +244,9 @@ impl TimerThread {
             let is_quiet = time.is_none_or(|time| time > TICK);
             timer.wait(time, (of_waiters.when_ready && is_quiet).then(|| &**shared.connections_set()));
             list = timer.lock();
-            // While it checks it will do so again at once.
+            // While it checks it need not be woken: it sleeps no longer then than it is asked to.
             list.sleeps = Some(Duration::ZERO);
+            list.asked = None;
         }
         list.conns.clear();
         list.lingering.clear();
