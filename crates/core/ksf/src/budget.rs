@@ -13,7 +13,8 @@
 //! ever, a few at a time hold a *pass*: they are read to the end of their message all the same. A peer that holds a pass
 //! and sends nothing in [`Limits::pressure_timeout_ms`] is closed. One that sends less than 64 KiB, and not its message's
 //! end, waits for another turn; of its message's time ([`Limits::assembly_timeout_ms`]) its turns count. In both cases the
-//! pass goes on.
+//! pass goes on. Strangers, peers that have not told who they are, get a pass only while nobody else waits for one and half
+//! of the passes are left.
 //!
 //! What a connection receives in the turn in which it stops cannot be given back to its socket: it is taken in, and
 //! counted. Above twice the limit the shard is *overfull*: of the connections with an unfinished message only those with
@@ -38,6 +39,9 @@ use crate::service::{ConnKey, EXPECTED_REPLY_BYTES};
 
 /// Connections that are read at the same time although memory is short. Each may exceed the limit by one message.
 pub const PASSES: usize = 8;
+
+/// Passes taken at which strangers get no further one, so that others need not wait for theirs.
+const STRANGERS_PASSES: usize = PASSES / 2;
 
 /// The sums, the passes, and the connections that wait for one.
 #[derive(Debug, Default)]
@@ -78,37 +82,45 @@ pub struct Passes {
     taken: usize,
     /// In the order in which they stopped.
     waiting: VecDeque<ConnKey>,
+    /// The same of strangers, which go on behind all others.
+    strangers: VecDeque<ConnKey>,
 }
 
 impl Passes {
-    /// A connection stops being read.
-    pub fn wait(&mut self, key: ConnKey) {
-        self.waiting.push_back(key);
+    /// A connection stops being read. `is_stranger`: its peer has not told who it is.
+    pub fn wait(&mut self, key: ConnKey, is_stranger: bool) {
+        let queue = if is_stranger { &mut self.strangers } else { &mut self.waiting };
+        queue.push_back(key);
     }
 
-    /// Takes the connection off that waits longest.
+    /// Takes the connection off that goes on first: the one that waits longest, strangers last.
     pub fn take_next(&mut self) -> Option<ConnKey> {
-        self.waiting.pop_front()
+        self.waiting.pop_front().or_else(|| self.strangers.pop_front())
     }
 
     /// Connections that wait.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.strangers.len()
     }
 
     /// Forgets those that wait and that `exists` knows no more: a connection that ends leaves its place in the queue.
     pub fn forget_ended(&mut self, exists: impl Fn(ConnKey) -> bool) {
         self.waiting.retain(|key| exists(*key));
+        self.strangers.retain(|key| exists(*key));
     }
 
-    /// True if one more connection may be read although memory is short.
-    pub fn is_left(&self) -> bool {
-        self.taken < PASSES
+    /// True if a connection waits that may be read although memory is short.
+    fn is_left_for_next(&self) -> bool {
+        self.waiting() > 0 && self.is_left(self.waiting.is_empty())
+    }
+
+    fn is_left(&self, is_stranger: bool) -> bool {
+        self.taken < if is_stranger { STRANGERS_PASSES } else { PASSES }
     }
 
     /// True, and counted, if one more connection may be read although memory is short.
-    pub fn take(&mut self) -> bool {
-        let free = self.is_left();
+    pub fn take(&mut self, is_stranger: bool) -> bool {
+        let free = self.is_left(is_stranger);
         self.taken += usize::from(free);
         free
     }
@@ -271,7 +283,7 @@ impl Budget {
     }
 
     fn may_be_read(&self, limits: &Limits) -> bool {
-        self.passes.waiting() > 0 && (self.passes.is_left() || self.left_bytes(limits) > self.too_little_bytes)
+        self.passes.is_left_for_next() || self.passes.waiting() > 0 && self.left_bytes(limits) > self.too_little_bytes
     }
 
     fn left_bytes(&self, limits: &Limits) -> usize {
@@ -289,11 +301,11 @@ impl Budget {
         self.passes.forget_ended(exists);
     }
 
-    pub(crate) fn wait(&mut self, key: ConnKey, limits: &Limits) {
+    pub(crate) fn wait(&mut self, key: ConnKey, is_stranger: bool, limits: &Limits) {
         if self.tried == Some(key) {
             self.too_little_bytes = self.left_bytes(limits);
         }
-        self.passes.wait(key);
+        self.passes.wait(key, is_stranger);
     }
 
     pub(crate) fn is_input_full(&self, limits: &Limits) -> bool {
@@ -301,8 +313,8 @@ impl Budget {
     }
 
     /// True, and counted, if one more connection may be read although memory is short.
-    pub(crate) fn take_pass(&mut self) -> bool {
-        let taken = self.passes.take();
+    pub(crate) fn take_pass(&mut self, is_stranger: bool) -> bool {
+        let taken = self.passes.take(is_stranger);
         if taken {
             // It may have been the one that needs most.
             self.too_little_bytes = 0;
@@ -365,10 +377,29 @@ mod tests {
     #[test]
     fn the_places_of_ended_connections_are_given_up() {
         let mut budget = Budget::default();
-        (0..100).for_each(|index| budget.wait(ConnKey { index, generation: 0 }, &Limits::default()));
+        (0..100).for_each(|index| budget.wait(ConnKey { index, generation: 0 }, false, &Limits::default()));
         budget.forget_ended(|key| key.index % 10 == 0);
         assert_eq!(budget.waiting(), 10);
         let next = budget.next_to_proceed(&Limits::default());
         assert_eq!(next, Some(ConnKey { index: 0, generation: 0 }));
+    }
+
+    #[test]
+    fn strangers_go_on_last_and_leave_half_of_the_passes() {
+        let limits = Limits { assembly_bytes_max: 0, ..Limits::default() };
+        let key = |index| ConnKey { index, generation: 0 };
+        let mut budget = Budget::default();
+        (0..10).for_each(|index| budget.wait(key(index), true, &limits));
+        for index in 0..STRANGERS_PASSES as u32 {
+            assert_eq!(budget.next_to_proceed(&limits), Some(key(index)));
+            assert!(budget.take_pass(true));
+        }
+        assert_eq!(budget.next_to_proceed(&limits), None);
+        (10..20).for_each(|index| budget.wait(key(index), false, &limits));
+        for index in 10..10 + (PASSES - STRANGERS_PASSES) as u32 {
+            assert_eq!(budget.next_to_proceed(&limits), Some(key(index)));
+            assert!(budget.take_pass(false));
+        }
+        assert_eq!((budget.next_to_proceed(&limits), budget.waiting()), (None, 12));
     }
 }

@@ -1,22 +1,31 @@
 //! What a peer may cost before it has told the password, in RESP and HTTP.
 
-use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::{Client, Redis, Serving, engines};
 use ksf::limits::Limits;
-use ksf_kv::Settings;
-use ksf_test::{own_network, stream};
+use ksf_kv::{Durability, Settings};
+use ksf_test::{own_network, stream, wait_until};
 
 const PASSWORD: &str = "open sesame";
 
 fn on_each_engine(test: impl Fn(&str, &Serving)) {
+    on_each_engine_with(Limits::default(), test);
+}
+
+fn on_each_engine_with(limits: Limits, test: impl Fn(&str, &Serving)) {
     own_network();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings { password: Some(PASSWORD.into()), ..Settings::default() };
-        let serving = Serving::start_set(engine, folder.path(), Limits::default(), settings);
+        // No test here measures the disk.
+        let durability = Durability::None;
+        let settings = Settings { password: Some(PASSWORD.into()), durability, ..Settings::default() };
+        // Nor does one fill a log.
+        let serving = Serving::start_on(engine, folder.path(), limits.clone(), settings, 32);
         test(&engine.to_string(), &serving);
         serving.stop();
     }
@@ -160,4 +169,112 @@ fn silent_strangers_hold_nobody_up() {
         }
         assert_eq!(client.ask("PING"), "+PONG", "{engine}");
     });
+}
+
+/// A peer without the password that sends the same command again and again, a few bytes at a time, and throws away the
+/// replies.
+struct Stranger {
+    address: SocketAddr,
+    stream: TcpStream,
+    command: Vec<u8>,
+    step_bytes: usize,
+    sent_bytes: usize,
+    /// It sends once in 50 ms, the others as fast as the server reads.
+    is_slow: bool,
+}
+
+impl Stranger {
+    fn new(address: SocketAddr, number: usize) -> Self {
+        let long = |front: &str| [front.as_bytes(), &[b'x'; 14_000]].concat();
+        let (command, step_bytes, is_slow) = match number % 8 {
+            // The greatest command of a stranger never ends within the test.
+            0 => (long("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$16000\r\n"), 1, true),
+            1 => (long("*2\r\n$4\r\nAUTH\r\n$16000\r\n"), 100, true),
+            2 => (long("GET /key HTTP/1.1\r\nHost: x\r\nX: "), 1, true),
+            // Most of it at once.
+            3 => (long("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$16000\r\n"), 14_000, true),
+            // These end, and begin again.
+            4 => ([long("*2\r\n$4\r\nAUTH\r\n$14000\r\n"), b"\r\n".to_vec()].concat(), 1000, false),
+            5 => (b"*1\r\n$4\r\nPING\r\n".to_vec(), 1, false),
+            6 => (b"PUT /key HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".to_vec(), 7, false),
+            _ => (long("SET k "), 3000, false),
+        };
+        Self { address, stream: Self::connect(address), command, step_bytes, sent_bytes: 0, is_slow }
+    }
+
+    fn connect(address: SocketAddr) -> TcpStream {
+        let stream = stream::connect(address);
+        stream.set_nonblocking(true).unwrap();
+        stream
+    }
+
+    fn go_on(&mut self) {
+        let is_over = |result: std::io::Result<usize>| match result {
+            Ok(bytes) => bytes == 0,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        };
+        let rest = &self.command[self.sent_bytes..];
+        let sent = self.stream.write(&rest[..rest.len().min(self.step_bytes)]);
+        let sent_bytes = *sent.as_ref().unwrap_or(&0);
+        if is_over(self.stream.read(&mut [0; 4096])) || is_over(sent) {
+            self.stream = Self::connect(self.address);
+            self.sent_bytes = 0;
+        } else {
+            self.sent_bytes = (self.sent_bytes + sent_bytes) % self.command.len();
+        }
+    }
+}
+
+/// Goes on with all of them until `ends`, and counts the times that the slow ones sent.
+fn annoy(strangers: &mut [Stranger], ends: &AtomicBool, slow_rounds: &AtomicU64) {
+    let mut slow_at = Instant::now();
+    while !ends.load(Ordering::Relaxed) {
+        let is_slow_round = Instant::now() >= slow_at;
+        if is_slow_round {
+            slow_at = Instant::now() + Duration::from_millis(50);
+            slow_rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        strangers.iter_mut().filter(|stranger| is_slow_round || !stranger.is_slow).for_each(Stranger::go_on);
+    }
+}
+
+/// Also those whose commands do not arrive at once, while strangers have all the memory that there is for such commands.
+#[test]
+fn a_thousand_strangers_keep_no_command_waiting_for_a_second() {
+    const STRANGERS: usize = 1000;
+    let little = Limits { assembly_bytes_max: 1 << 20, ..Limits::default() };
+    for (limits, is_short) in [(Limits::default(), false), (little, true)] {
+        on_each_engine_with(limits, |engine, serving| {
+            let mut clients: Vec<Client> = (0..4).map(|_| serving.connect()).collect();
+            for client in &mut clients {
+                client.send(&["AUTH", PASSWORD]);
+                assert_eq!(client.reply(), "+OK", "{engine}");
+            }
+            let mut strangers: Vec<_> = (0..STRANGERS).map(|number| Stranger::new(serving.address(), number)).collect();
+            let (ends, slow_rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+            let mut most = Duration::ZERO;
+            std::thread::scope(|scope| {
+                scope.spawn(|| annoy(&mut strangers, &ends, &slow_rounds));
+                // The thread above would go on for ever behind a panic.
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let rounds = || slow_rounds.load(Ordering::Relaxed);
+                    let counters = || serving.server.counters().into_iter();
+                    let waits = || counters().find(|counter| counter.name == "memory_waits").unwrap().value;
+                    wait_until("the strangers are at work", || rounds() > 5 && (waits() > 0 || !is_short));
+                    let end = rounds() + 30;
+                    for number in (0..).take_while(|number| *number < 200 || rounds() < end) {
+                        let value = "v".repeat(if number % 2 == 1 && number < 200 { 100_000 } else { 100 });
+                        let client = &mut clients[number / 2 % 4];
+                        let begin = Instant::now();
+                        client.send(&["SET", "k", &value]);
+                        assert_eq!(client.reply(), "+OK", "{engine}");
+                        most = most.max(begin.elapsed());
+                    }
+                }));
+                ends.store(true, Ordering::Relaxed);
+                result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            });
+            assert!(most <= Duration::from_secs(1), "{engine}: a SET took {most:?}; short of memory: {is_short}");
+        });
+    }
 }

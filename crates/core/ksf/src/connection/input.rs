@@ -178,7 +178,7 @@ impl Connection {
             self.memory = Memory::Waiting;
             self.aside_mut(env).unread_since = env.now;
             env.stats.memory_waits.add(1);
-            env.budget.wait(self.key, &env.limits);
+            env.budget.wait(self.key, self.state().is_stranger, &env.limits);
         }
     }
 

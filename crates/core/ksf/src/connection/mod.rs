@@ -309,7 +309,7 @@ impl Connection {
         }
         let unread_since = self.aside.as_ref().map_or(env.now, |aside| aside.unread_since);
         // With a pass also where there is room again: it might not be enough.
-        if env.budget.take_pass() {
+        if env.budget.take_pass(self.state().is_stranger) {
             self.memory = Memory::Pass;
             self.watch_pass(env.now);
         } else if env.budget.is_input_full(&env.limits) {

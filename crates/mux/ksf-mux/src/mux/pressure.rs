@@ -54,7 +54,7 @@ impl Shared {
         if conn.pressure.change(Pressure::NONE, Pressure::WAITS) {
             self.counts.memory_waits.fetch_add(1, Ordering::Relaxed);
             let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
-            passes.wait(conn.id);
+            passes.wait(conn.id, false);
             // Connections that ended leave their places: gone over when they may be half of all.
             let attached = self.read_table().all.len();
             if passes.waiting() > 2 * attached {
@@ -77,7 +77,7 @@ impl Shared {
     fn hand_passes_out(&self) {
         loop {
             let mut passes = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
-            if passes.waiting() == 0 || !passes.take() {
+            if passes.waiting() == 0 || !passes.take(false) {
                 return;
             }
             let next = passes.take_next();
@@ -150,7 +150,7 @@ mod tests {
             conns.push(shared.find(mux.attach(socket.into()).unwrap()).unwrap());
         }
         let mut taken = 0;
-        while shared.passes.lock().unwrap().take() {
+        while shared.passes.lock().unwrap().take(false) {
             taken += 1;
         }
         conns.iter().for_each(|conn| shared.wait_for_memory(conn));
@@ -166,7 +166,7 @@ mod tests {
         mux.detach(conns[2].id).unwrap();
         (1..taken).for_each(|_| shared.passes.lock().unwrap().give_back());
         let mut left = 0;
-        while shared.passes.lock().unwrap().take() {
+        while shared.passes.lock().unwrap().take(false) {
             left += 1;
         }
         assert_eq!((left, shared.passes.lock().unwrap().waiting()), (taken, 0));
