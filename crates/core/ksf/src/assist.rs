@@ -71,6 +71,12 @@ pub trait AssistConn: Send {
         true
     }
 
+    /// True if bytes wait in the kernel that user space has not received, or if that cannot be told. While user space does
+    /// not receive on the socket, the shard asks this before it takes the peer for silent.
+    fn has_unread(&mut self, _socket: BorrowedFd<'_>, _received_bytes: u64) -> bool {
+        true
+    }
+
     /// True, once, when the kernel half passed a message that it could have answered: user space is to find out
     /// whether the peer has more than one in flight.
     fn is_trial(&mut self) -> bool {

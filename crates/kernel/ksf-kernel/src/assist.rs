@@ -201,6 +201,11 @@ impl AssistConn for KernelConn {
         tcp::received(socket).map_or(true, |received| received_bytes + taken + 1 >= received)
     }
 
+    fn has_unread(&mut self, socket: BorrowedFd<'_>, received_bytes: u64) -> bool {
+        let taken = self.state().taken.load(SeqCst);
+        tcp::received(socket).map_or(true, |received| received_bytes + taken < received)
+    }
+
     fn is_trial(&mut self) -> bool {
         let trial_at = self.state().trial_at.load(Relaxed);
         std::mem::replace(&mut self.trial_seen, trial_at) != trial_at

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::rig::*;
@@ -364,6 +364,51 @@ fn a_reset_ends_its_connection_only() {
         wait_until("the reset connections end", || rig.server.connections() == 1);
         rig.exchange(&mut steady, 1);
         drop(steady);
+        rig.end();
+    });
+}
+
+/// Also a peer that is not read: under a kernel half its socket does not tell whether it is silent.
+#[test]
+fn silent_peers_do_not_keep_others_waiting() {
+    const HOGS: usize = 100;
+    const PRESSURE_MS: u64 = 2_000;
+    on_each(|spoken, engine| {
+        // Echo has no messages that could be unfinished.
+        if spoken == Spoken::Echo {
+            return;
+        }
+        // All of them come to one shard.
+        pin(cpus()[0]);
+        let limits = Limits {
+            assembly_bytes_max: 256 << 10,
+            pressure_timeout_ms: PRESSURE_MS,
+            assembly_timeout_ms: 0,
+            ..Limits::default()
+        };
+        let rig = Rig::start_with(spoken, engine, "127.0.0.1:0", limits);
+        let part = [&(0x8000_0000_u32 | (100 << 10)).to_be_bytes()[..], &[0; 20 << 10]].concat();
+        let hogs: Vec<_> = (0..HOGS)
+            .map(|_| {
+                let mut hog = rig.connect();
+                send_all(&mut hog, &part);
+                hog
+            })
+            .collect();
+        let count = |name: &str| {
+            let counters = rig.server.counters();
+            counters.iter().find(|counter| counter.name == name).expect("the counter").value
+        };
+        wait_until("memory is short", || count("memory_waits") > 0);
+        let began = Instant::now();
+        // Each of them had a pass for that time, eight at a time.
+        wait_until("silent peers are closed", || count("closed_memory_limit") > 6 * ksf::budget::PASSES as u64);
+        let rounds = began.elapsed().as_millis() as u64 / PRESSURE_MS;
+        assert!(rounds < 3, "{engine}: {rounds} times the timeout");
+        let mut client = rig.connect();
+        rig.exchange(&mut client, 1);
+        drop(client);
+        drop(hogs);
         rig.end();
     });
 }

@@ -126,8 +126,13 @@ impl<E: Engine> Shard<E> {
             let Stream::Served(stream) = &mut conn.stream else { continue };
             let Some(known) = stream.silent(&self.env) else { continue };
             // Under a kernel half the socket does not tell of all that arrived.
-            let tells = conn.assist.is_none() || conn.reading != Reading::Off;
-            if !tells || rustix::io::ioctl_fionread(&conn.socket).unwrap_or(0) > 0 {
+            let has_unread = match &mut conn.assist {
+                Some(assist) if conn.reading == Reading::Off => {
+                    assist.conn.has_unread(conn.socket.as_fd(), stream.received_bytes())
+                }
+                _ => rustix::io::ioctl_fionread(&conn.socket).unwrap_or(0) > 0,
+            };
+            if has_unread {
                 stream.note_unread(self.env.now);
             } else {
                 silent.push((known, ConnKey { index: index as u32, generation: place.generation }));
