@@ -654,7 +654,9 @@ impl Service for Kv {
         match &conn.protocol {
             // A body alone has a request in front of it, whose reply may be as long.
             Protocol::Http(reader) if reader.has_short_reply() => http::SHORT_REPLY_BYTES,
-            Protocol::Http(_) => conn.session.reply_bytes_max,
+            Protocol::Http(reader) => reader.whole_request().map_or(conn.session.reply_bytes_max, |request| {
+                http::reply_bytes(shard, &conn.session, request, message, now_ns() / 1_000_000)
+            }),
             _ => commands::reply_bytes(shard, &conn.session, message, now_ns() / 1_000_000),
         }
     }

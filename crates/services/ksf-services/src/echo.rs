@@ -36,6 +36,10 @@ impl Service for Echo {
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         send_back(message, reply);
     }
+
+    fn reply_bytes(&self, (): &mut (), (): &mut (), message: &[u8]) -> usize {
+        message.len()
+    }
 }
 
 /// Returns every message in the framing it came in.
@@ -71,6 +75,10 @@ impl Service for MessageEcho {
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         send_back(message, reply);
+    }
+
+    fn reply_bytes(&self, (): &mut (), (): &mut (), message: &[u8]) -> usize {
+        message.len()
     }
 }
 

@@ -92,6 +92,10 @@ impl Service for PageServer {
         if request.keep_alive { reply.close() } else { reply.close_at_once() }
     }
 
+    fn reply_bytes(&self, (): &mut (), conn: &mut Reader, _: &[u8]) -> usize {
+        conn.whole_request().map_or(0, |request| self.page.answer_bytes_max(request))
+    }
+
     fn refuse(&self, (): &mut (), conn: &mut Reader, reason: CloseReason, reply: &mut Reply<'_>) {
         refuse(conn, reason, reply, self.counts.of(reply.shard()));
     }

@@ -105,6 +105,13 @@ impl Service for Work {
         reply.block(reply_bytes, task);
     }
 
+    fn reply_bytes(&self, (): &mut (), (): &mut (), message: &[u8]) -> usize {
+        match parse(message) {
+            None | Some((Cost::Discard, _)) => 0,
+            Some((_, payload)) => STATUS_BYTES + payload.len(),
+        }
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         vec![("malformed", self.malformed.load(Ordering::Relaxed))]
     }

@@ -11,6 +11,7 @@ mod kcm_run;
 mod kernel;
 mod layering;
 mod machine;
+mod memory;
 mod mounted;
 mod nfs;
 mod nic;

@@ -59,6 +59,8 @@ pub struct Connection<T: ?Sized = dyn Session> {
     /// A batch is with the engine: no second one until it is sent, so that replies stay whole and in order.
     sending: bool,
     sending_bytes: usize,
+    /// Bytes of the batch that are sent. Their memory is free when all of the batch is sent.
+    sent_of_batch: u32,
     memory: Memory,
     /// What waits because replies do, or because memory is short. There while memory is short for it, or chunks wait.
     aside: Option<Box<Aside>>,
@@ -140,6 +142,7 @@ impl Connection {
             output: Output::default(),
             sending: false,
             sending_bytes: 0,
+            sent_of_batch: 0,
             memory: Memory::Enough,
             aside: None,
             held: None,
@@ -411,7 +414,9 @@ impl Connection {
             self.last_send_progress = env.now;
         }
         if done {
-            self.sending = false;
+            (self.sending, self.sent_of_batch) = (false, 0);
+        } else {
+            self.sent_of_batch = self.sent_of_batch.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         }
         self.resume(was_stalled, env);
     }
@@ -519,9 +524,9 @@ impl Connection {
 
     /// Bytes that count towards [`connection_bytes_max`](crate::limits::Limits::connection_bytes_max): replies, requests in
     /// work with the replies they announced, and what was passed on and no outgoing connection counts yet; of replies held
-    /// back, all memory that they take.
+    /// back, and of a batch that is sent in part, all memory that they take.
     pub fn owed_bytes(&self) -> usize {
-        let extra_bytes = self.held.as_ref().map_or(0, |held| held.extra_bytes());
+        let extra_bytes = self.held.as_ref().map_or(0, |held| held.extra_bytes()) + self.sent_of_batch as usize;
         self.queued_bytes() + extra_bytes + self.work_bytes + self.passing_bytes
     }
 

@@ -381,17 +381,21 @@ pub(crate) fn reply_bytes(shard: &mut KvShard, session: &Session, command: &[u8]
     if keys.is_empty() {
         return bytes_max;
     }
-    let value_bytes = |got: Option<Got<'_>>| match got {
-        None => 0,
-        Some(got) if got.shape == Shape::String => got.value_bytes(),
-        Some(_) => bytes_max,
-    };
     /// Of an element, around its bytes.
     const AROUND_BYTES: usize = 32;
     let (values, _) = shard.shard.read(&keys, now_ms, |view| {
-        keys.iter().fold(0_usize, |sum, key| sum.saturating_add(value_bytes(view.get(key)) + AROUND_BYTES))
+        keys.iter().fold(0_usize, |sum, key| sum.saturating_add(value_bytes(view.get(key), bytes_max) + AROUND_BYTES))
     });
     values.saturating_add(command.len()).min(bytes_max)
+}
+
+/// Most bytes of a value in a reply, of which the index knows the length only if it is a string.
+pub(crate) fn value_bytes(got: Option<Got<'_>>, bytes_max: usize) -> usize {
+    match got {
+        None => 0,
+        Some(got) if got.shape == Shape::String => got.value_bytes(),
+        Some(_) => bytes_max,
+    }
 }
 
 /// True if a command of this server has the name.

@@ -7,13 +7,13 @@ use ksf_store::cells::Shape;
 use ksf_store::store::{Clock, Got, Needs};
 use ksf_store::update::View;
 
-use super::Request;
 use super::conditions::{Conditions, Part};
 use super::plan::{ListPlan, Plan, Refusal};
 use super::response::{BYTES, JSON, Response, Says};
+use super::{Request, SHORT_REPLY_BYTES};
 use crate::cluster::slot_of;
 use crate::commands::range::{KeyRange, list};
-use crate::commands::{Done, Session};
+use crate::commands::{Done, Session, value_bytes};
 use crate::service::KvShard;
 use crate::settings::Settings;
 
@@ -50,6 +50,25 @@ pub(crate) fn execute(
         Needs::default()
     });
     Done { needs, close: !response.keep_alive, ..Done::default() }
+}
+
+/// Most bytes that the response to a whole request may have, from what the index knows of its key.
+pub(crate) fn reply_bytes(
+    shard: &mut KvShard,
+    session: &Session,
+    request: &Request,
+    message: &[u8],
+    now_ms: u64,
+) -> usize {
+    let bytes_max = session.reply_bytes_max;
+    match Plan::of(request, message, &shard.settings, session) {
+        Ok(Plan::Get(key)) => {
+            let (bytes, _) = shard.shard.read(&[&key[..]], now_ms, |view| value_bytes(view.get(&key), bytes_max));
+            bytes.saturating_add(SHORT_REPLY_BYTES).min(bytes_max)
+        }
+        Ok(Plan::List(_)) => bytes_max,
+        _ => SHORT_REPLY_BYTES,
+    }
 }
 
 /// The plan, if its key belongs to this node.

@@ -13,7 +13,7 @@ mod request;
 mod response;
 mod shown;
 
-pub(crate) use answer::{execute, fail, refuse, welcome};
+pub(crate) use answer::{execute, fail, refuse, reply_bytes, welcome};
 pub(crate) use reader::{Reader, STRANGER_BYTES_MAX, Taken};
 pub(crate) use request::Request;
 pub use shown::Requests;

@@ -160,6 +160,14 @@ impl Reader {
         }
     }
 
+    /// The request that was cut last, if it is the whole message.
+    pub(crate) fn whole_request(&self) -> Option<&Request> {
+        match &self.piece {
+            Some(Piece::Whole(request)) => Some(request),
+            _ => None,
+        }
+    }
+
     /// Bytes of a head whose body is to come.
     pub(crate) fn kept_bytes(&self) -> usize {
         self.open.as_ref().and_then(|open| open.head.as_ref()).map_or(0, Vec::capacity)

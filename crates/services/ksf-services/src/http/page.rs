@@ -36,6 +36,12 @@ impl Page {
         }
     }
 
+    /// Most bytes of [`Page::answer`].
+    pub(super) fn answer_bytes_max(&self, request: &Request) -> usize {
+        let longest = &self.keep_alive_told;
+        if request.is_head { longest.head_bytes } else { longest.bytes.len() }
+    }
+
     /// The bytes to send.
     pub(super) fn answer(&self, request: &Request, keep_alive: bool) -> &[u8] {
         let answer = match (keep_alive, request.minor) {

@@ -84,6 +84,11 @@ impl Reader {
         self.request.as_ref().is_some_and(|(_, body)| !body.is_done())
     }
 
+    /// The request under way, if it has arrived in full.
+    pub(super) fn whole_request(&self) -> Option<&Request> {
+        self.request.as_ref().filter(|(_, body)| body.is_done()).map(|(request, _)| request)
+    }
+
     /// The request that has arrived in full; the next head follows.
     pub(super) fn finish_request(&mut self) -> Option<Request> {
         self.request.take().map(|(request, _)| request)

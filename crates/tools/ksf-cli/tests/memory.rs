@@ -1,0 +1,209 @@
+//! Memory that clients make a server take that send and do not read: each service, as a process of its own.
+
+use std::fmt::Display;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use ksf_test::stream::connect;
+use ksf_test::{rpc, wait_until};
+
+use crate::support::{Folder, Server, engines, ksf};
+
+const CONNECTIONS: usize = 1000;
+/// Longest reply of each service here.
+const REPLY_BYTES: usize = 1 << 20;
+/// Above what a shard must lose before it returns memory.
+const SHARD_BYTES_MAX: usize = 24 << 20;
+const ASSEMBLY_BYTES_MAX: usize = 8 << 20;
+const MESSAGE_BYTES_MAX: usize = (1 << 20) + 4096;
+const LIMITS: [&str; 14] = [
+    "--shard-bytes-max",
+    "24m",
+    "--assembly-bytes-max",
+    "8m",
+    "--connection-bytes-max",
+    "2m",
+    "--message-bytes-max",
+    "1052672",
+    // Nobody is closed for what others do.
+    "--pressure-timeout-ms",
+    "60000",
+    "--send-timeout-ms",
+    "600000",
+    "--idle-timeout-ms",
+    "0",
+];
+
+/// What docs/memory.md states for these limits, beyond a server that has no connection.
+fn bound_bytes() -> usize {
+    let replies = SHARD_BYTES_MAX + 2 * REPLY_BYTES;
+    let input = 2 * ASSEMBLY_BYTES_MAX + ksf::budget::PASSES * MESSAGE_BYTES_MAX;
+    shards() * (replies + input + slot_bytes()) + CONNECTIONS * (16 << 10)
+}
+
+/// Receive slots of a shard.
+fn slot_bytes() -> usize {
+    ksf::server::SLOTS as usize * ksf::server::SLOT_BYTES as usize
+}
+
+fn shards() -> usize {
+    ksf::cpus::allowed().unwrap().len()
+}
+
+/// Starts `ksf WORDS` under the limits above.
+fn start(words: &[&str]) -> Server {
+    let mut command = ksf();
+    command.args(words).args(LIMITS);
+    Server::start_command(command, 1)
+}
+
+/// A server and what is done to it.
+struct Attack<'a> {
+    name: String,
+    server: &'a Server,
+    /// Sent by each of a thousand connections that read nothing.
+    request: Vec<u8>,
+    /// Sent by another client, with the beginning of its reply.
+    small: (Vec<u8>, Vec<u8>),
+}
+
+impl Attack<'_> {
+    fn resident_bytes(&self) -> usize {
+        let pages = std::fs::read_to_string(format!("/proc/{}/statm", self.server.pid())).unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * rustix::param::page_size()
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.server.address(" tcp ")
+    }
+
+    /// Another client is answered within a second.
+    fn ask(&self, when: impl Display) {
+        let (small, reply) = &self.small;
+        let mut client = connect(self.address());
+        let begin = Instant::now();
+        client.write_all(small).unwrap();
+        let mut seen = vec![0; reply.len()];
+        client.read_exact(&mut seen).unwrap();
+        let took = begin.elapsed();
+        let text = seen.escape_ascii();
+        assert!(seen == *reply, "{} {when}: {text}", self.name);
+        assert!(took < Duration::from_secs(1), "{} {when}: a small request took {took:?}", self.name);
+    }
+
+    /// The server stays within its bound, and returns the memory afterwards.
+    fn run(&self) {
+        let idle = self.resident_bytes();
+        self.stays_within_the_bound();
+        // Receive slots stay, and some of what is freed is returned only when there is more of it.
+        let rest = shards() * (slot_bytes() + (16 << 20));
+        wait_until(format_args!("{}: memory is returned", self.name), || {
+            self.resident_bytes().saturating_sub(idle) <= rest + rest / 4
+        });
+        self.ask("afterwards");
+    }
+
+    fn stays_within_the_bound(&self) {
+        let bound = bound_bytes();
+        self.ask("before");
+        let idle = self.resident_bytes();
+        let mut most = 0;
+        let mut look = || {
+            most = most.max(self.resident_bytes().saturating_sub(idle));
+            assert!(most <= bound + bound / 4, "{}: {most} bytes of {bound}", self.name);
+        };
+        let mut peers: Vec<(TcpStream, usize)> = Vec::new();
+        for at in 0..CONNECTIONS {
+            let peer = connect(self.address());
+            peer.set_nonblocking(true).unwrap();
+            // Replies stay with the server, and do not use up what the machine has for sockets.
+            rustix::net::sockopt::set_socket_recv_buffer_size(&peer, 4096).unwrap();
+            peers.push((peer, 0));
+            // The last ones once more, which could send no more before.
+            for (peer, sent) in peers.iter_mut().rev().take(8) {
+                while let Ok(bytes @ 1..) = peer.write(&self.request[*sent..]) {
+                    *sent += bytes;
+                }
+            }
+            if at % 50 == 0 {
+                look();
+            }
+        }
+        // On each shard, most likely, behind all that the others sent.
+        for _ in 0..8 * shards() {
+            look();
+            self.ask("meanwhile");
+        }
+    }
+}
+
+fn http(method: &str, path: &str) -> Vec<u8> {
+    format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").into_bytes()
+}
+
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
+
+#[test]
+fn the_demo_server_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        let page = ["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0"];
+        let page = start(&[&page[..], &["--body-bytes", &REPLY_BYTES.to_string()]].concat());
+        let request = http("GET", "/").repeat(4);
+        let small = (http("HEAD", "/"), OK.to_vec());
+        Attack { name: format!("{engine}: demo"), server: &page, request, small }.run();
+        page.stop();
+    }
+}
+
+#[test]
+fn echo_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        for workers in [&[][..], &["--workers", "2"]] {
+            let server = start(&[&["kecho", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
+            let request = vec![b'x'; 256 << 10];
+            let small = (b"small".to_vec(), b"small".to_vec());
+            Attack { name: format!("{engine}: kecho {workers:?}"), server: &server, request, small }.run();
+            server.stop();
+        }
+    }
+}
+
+#[test]
+fn rpc_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        for workers in [&[][..], &["--workers", "2"]] {
+            let server = start(&[&["krpc2", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
+            let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
+            let small = (null.clone(), rpc::record(&rpc::accepted(1, &[0])));
+            let request = null.repeat(200);
+            Attack { name: format!("{engine}: krpc2 {workers:?}"), server: &server, request, small }.run();
+            server.stop();
+        }
+    }
+}
+
+#[test]
+fn the_store_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        let folder = Folder::new();
+        let data = folder.path("store");
+        let args = ["store", "--engine", engine, "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--data"];
+        let server = start(&[&args[..], &[data.to_str().unwrap()]].concat());
+        let mut client = connect(server.address(" tcp "));
+        let value = vec![b'x'; REPLY_BYTES - 1024];
+        for (key, value) in [("long", &value[..]), ("short", b"x")] {
+            let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
+            client.write_all(&[head.as_bytes(), value, b"\r\n"].concat()).unwrap();
+            ksf_test::stream::expect(&mut client, b"+OK\r\n");
+        }
+        drop(client);
+        let small = (http("GET", "/short"), OK.to_vec());
+        let request = http("GET", "/long").repeat(4);
+        Attack { name: format!("{engine}: store over HTTP"), server: &server, request, small }.run();
+        let small = (b"*2\r\n$3\r\nGET\r\n$5\r\nshort\r\n".to_vec(), b"$1\r\nx\r\n".to_vec());
+        let request = b"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n".repeat(4);
+        Attack { name: format!("{engine}: store over RESP"), server: &server, request, small }.run();
+        server.stop();
+    }
+}
