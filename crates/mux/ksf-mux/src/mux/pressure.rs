@@ -128,7 +128,7 @@ mod tests {
         let mux = Mux::new(MuxOptions::new(Framing::RecordMark)).unwrap();
         let shared = mux.shared();
         let passes = || shared.passes.lock().unwrap();
-        while passes().take() {}
+        while passes().take(false) {}
         for _ in 0..100 {
             let (_peer, socket) = std::os::unix::net::UnixStream::pair().unwrap();
             let id = mux.attach(socket.into()).unwrap();
