@@ -21,6 +21,7 @@ use crate::export::{Export, ExportError, ExportOptions};
 use crate::groups::GroupCache;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
+use crate::owed::{Debt, Owed, What};
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
 
@@ -54,7 +55,8 @@ pub struct FsOptions {
     /// How long they are kept, in seconds. Default 60.
     pub group_seconds: u64,
     /// Files with data that was written and not yet committed; each has a descriptor, beside those of `descriptors_max`. For
-    /// one more the oldest is synced. At most a quarter of what the process may open. Default 1024.
+    /// one more the oldest is synced. While twice as many wait for that, a write of yet another file is told to come later. At most
+    /// an eighth of what the process may open. Default 1024.
     pub uncommitted_files_max: usize,
 }
 
@@ -152,7 +154,7 @@ impl Fs {
             attrs: AttrCache::default(),
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
             groups: GroupCache::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 4)),
+            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
             first_verifier: u64::from_be_bytes(verifier),
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             process,
@@ -199,6 +201,12 @@ impl Fs {
         self.exports.iter().find(|export| export.id() == id)
     }
 
+    /// The place of a handle's export among the exports; 0 for a handle of another layer.
+    pub fn share_of(&self, handle: &Handle) -> usize {
+        let id = handle.export_id();
+        self.exports.iter().position(|export| export.id() == id).unwrap_or(0)
+    }
+
     /// Checks bytes that should be a handle, without a system call.
     ///
     /// # Errors
@@ -214,11 +222,15 @@ impl Fs {
     /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
     /// not used for ten: a file that a local program removed keeps its space on the medium while it is open here.
     ///
-    /// A file with data that nobody committed for 30 seconds is brought to the medium, which may take its time, and one that has no
-    /// name any more is forgotten.
-    pub fn close_idle(&self) {
+    /// Files with data that nobody committed for 30 seconds are returned to be brought to the medium ([`Lanes::settle`]), and those
+    /// that have no name any more are forgotten.
+    ///
+    /// [`Lanes::settle`]: crate::Lanes::settle
+    pub fn close_idle(&self) -> Owed {
         self.descriptors.close_idle();
-        self.uncommitted.age(has_no_name, |file| rustix::fs::fsync(file));
+        let due = self.uncommitted.age(has_no_name).into_iter();
+        let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
+        Owed { own: Vec::new(), others }
     }
 
     /// Figures until now.
@@ -403,15 +415,10 @@ impl Fs {
         }
     }
 
-    /// Keeps other changes of this object by this server out, but those that wait for the medium; a change of it begins.
+    /// Keeps other changes of this object by this server out; a change of it begins.
     pub(crate) fn lock(&self, handle: &Handle) -> Order<'_> {
         let lock = self.lock_at(lock_of(handle));
-        Order { changing: self.attrs.changing(handle), other: None, _locks: [Some(lock), None] }
-    }
-
-    /// A change of this object begins that waits for the medium: others do not wait for it.
-    pub(crate) fn unordered(&self, handle: &Handle) -> Order<'_> {
-        Order { changing: self.attrs.changing(handle), other: None, _locks: [None, None] }
+        Order { changing: self.attrs.changing(handle), other: None, _locks: (lock, None) }
     }
 
     /// [`Fs::lock`] of two objects.
@@ -421,7 +428,7 @@ impl Fs {
         let second = (low != high).then(|| self.lock_at(high));
         let changing = self.attrs.changing(one);
         let other = (!changing.is_of(two)).then(|| self.attrs.changing(two));
-        Order { changing, other, _locks: [Some(first), second] }
+        Order { changing, other, _locks: (first, second) }
     }
 
     /// What weak cache data has of an object before a change, asked for when the attributes after it are known. A client takes
@@ -446,7 +453,7 @@ impl Fs {
 pub(crate) struct Order<'a> {
     changing: Changing<'a>,
     other: Option<Changing<'a>>,
-    _locks: [Option<MutexGuard<'a, ()>>; 2],
+    _locks: (MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>),
 }
 
 impl<'a> Order<'a> {

@@ -94,7 +94,7 @@ impl MountProgram {
         let caller = caller_of(&call.credential);
         let (core, mounts) = (Arc::clone(&self.core), Arc::clone(&self.mounts));
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
-        self.lanes.submit(path_bytes(&below), move |lane| {
+        self.lanes.submit(core.fs.share_of(&root), path_bytes(&below), move |lane| {
             let found = descend(&core, lane, &caller, root, &below);
             if found.is_ok() {
                 mounts.note(sender.ip(), path);

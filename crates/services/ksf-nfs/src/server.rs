@@ -77,16 +77,16 @@ impl Nfs {
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let Settings { exports, state, lanes, fs, drc, transfer_bytes_max } = settings;
         let (exports, fs) = Exports::open(exports, &state, fs)?;
+        let lanes = Arc::new(Lanes::start(&lanes, exports.all.len())?);
         let core = Arc::new(Core {
-            fs,
+            fs: Arc::new(fs),
             exports,
             drc: Drc::new(drc),
             counters: Counters::default(),
             transfer_bytes_max,
             started: Instant::now(),
         });
-        let lanes = Arc::new(Lanes::start(lanes)?);
-        let idle = Idle::start(Arc::clone(&core)).map_err(OpenError::Thread)?;
+        let idle = Idle::start(Arc::clone(&core), Arc::clone(&lanes)).map_err(OpenError::Thread)?;
         Ok(Self { core, lanes, _idle: idle })
     }
 
@@ -152,7 +152,7 @@ impl<'a> ExportInfo<'a> {
 struct Idle(Arc<(Mutex<bool>, Condvar)>);
 
 impl Idle {
-    fn start(core: Arc<Core>) -> std::io::Result<Self> {
+    fn start(core: Arc<Core>, lanes: Arc<Lanes>) -> std::io::Result<Self> {
         let ended = Arc::<(Mutex<bool>, Condvar)>::default();
         let told = Arc::clone(&ended);
         let run = move || {
@@ -164,7 +164,7 @@ impl Idle {
                 if woken.1.timed_out() {
                     // Without the lock: this may wait for a disk.
                     drop(is_ended);
-                    core.fs.close_idle();
+                    lanes.settle(&core.fs, core.fs.close_idle());
                     is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
                 }
             }

@@ -86,7 +86,7 @@ impl Fs {
             }
             // The bytes of the verifier have to outlive a crash, too, as what answers a retry.
             CreateHow::Unchecked(_) | CreateHow::Guarded(_) if existed || !is_dressed(how) => Ok(found),
-            _ => self.settle(lane, &found.handle).map(|()| found),
+            _ => self.owe_names(lane, &found.handle).map(|()| found),
         });
         Changed { wcc: made.wcc, result }
     }
@@ -304,7 +304,7 @@ impl Fs {
         );
         let result = made.result.and_then(|found| {
             if has_more_than_mode(attr) {
-                self.settle(lane, &found.handle)?;
+                self.owe_names(lane, &found.handle)?;
             }
             Ok(found)
         });
@@ -337,7 +337,7 @@ impl Fs {
         let after = self.node(lane, dir).ok().map(|node| node.attr);
         let before = self.before(&order, dir, &node.attr);
         drop(order);
-        let result = result.and_then(|made| self.settle(lane, dir).map(|()| made));
+        let result = result.and_then(|made| self.owe_names(lane, dir).map(|()| made));
         Changed { wcc: Wcc { before, after }, result }
     }
 
