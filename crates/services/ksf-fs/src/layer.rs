@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
@@ -18,7 +18,7 @@ use crate::credential::{Credential, Identity};
 use crate::descriptors::{Descriptors, Mode};
 use crate::error::{ErrorKind, FsError};
 use crate::export::{Export, ExportError, ExportOptions};
-use crate::groups::GroupCache;
+use crate::groups::Groups;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
 use crate::owed::{Debt, Owed, What};
@@ -104,7 +104,7 @@ pub struct Fs {
     attr_entries_max: usize,
     pub(crate) attrs: AttrCache,
     pub(crate) descriptors: Descriptors,
-    groups: GroupCache,
+    pub(crate) groups: Groups,
     pub(crate) uncommitted: Uncommitted,
     /// Random at the start of the server.
     first_verifier: u64,
@@ -153,7 +153,7 @@ impl Fs {
             attr_entries_max: options.attr_entries_max,
             attrs: AttrCache::default(),
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
-            groups: GroupCache::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
+            groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
             uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
             first_verifier: u64::from_be_bytes(verifier),
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
@@ -183,6 +183,10 @@ impl Fs {
             self.table_entries_max,
             Verifier::new(self.first_verifier),
         )?);
+        if export.options().manage_gids {
+            let what = "start the thread that looks groups up";
+            self.groups.start().map_err(|error| ExportError::Io { path: path.to_owned(), what, error })?;
+        }
         if is_first_exclusive {
             self.attrs = AttrCache::new(self.attr_entries_max);
         }
@@ -227,6 +231,7 @@ impl Fs {
     ///
     /// [`Lanes::settle`]: crate::Lanes::settle
     pub fn close_idle(&self) -> Owed {
+        self.groups.expire(Instant::now());
         self.descriptors.close_idle();
         let due = self.uncommitted.age(has_no_name).into_iter();
         let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
@@ -271,9 +276,51 @@ impl Fs {
         if lane.identities() == Identities::Own {
             return Ok(Call { export, caller: Identity::own() });
         }
-        let user = credential.user(options).filter(|_| options.manage_gids);
-        let managed = user.map(|uid| self.groups.of(uid));
+        let managed = match user_of(credential, options) {
+            Some(_) if credential.managed.is_some() => credential.managed.clone(),
+            Some(uid) => Some(self.groups.of(uid)?),
+            None => None,
+        };
         Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
+    }
+
+    /// True if the groups of a caller are known, which are then among `credential`, or if they do not matter to the export. If not,
+    /// operations wait for them: see [`Fs::look_up_groups`].
+    pub fn has_groups(&self, credential: &mut Credential, handle: &Handle) -> bool {
+        let Some(uid) = self.export(handle).ok().and_then(|export| user_of(credential, export.options())) else {
+            return true;
+        };
+        credential.managed = self.groups.known(uid);
+        credential.managed.is_some()
+    }
+
+    /// Looks the groups of a caller up on another thread, and goes on with `then`, there or here.
+    ///
+    /// # Errors
+    ///
+    /// `then` is given [`ErrorKind::TryLater`] if that takes longer than five seconds, by [`Fs::close_idle`], or if too many others
+    /// wait. After [`Fs::close`] it is dropped.
+    pub fn look_up_groups(
+        &self,
+        mut credential: Credential,
+        handle: &Handle,
+        then: impl FnOnce(Result<Credential, FsError>) + Send + 'static,
+    ) {
+        let Some(uid) = self.export(handle).ok().and_then(|export| user_of(&credential, export.options())) else {
+            return then(Ok(credential));
+        };
+        let then = move |groups: Result<_, FsError>| {
+            then(groups.map(|groups| {
+                credential.managed = Some(groups);
+                credential
+            }));
+        };
+        self.groups.ask(uid, Box::new(then));
+    }
+
+    /// Drops the requests that wait for groups. Further ones are told to come later.
+    pub fn close(&self) {
+        self.groups.close();
     }
 
     /// The object of a handle and its attributes, as the server sees them.
@@ -447,6 +494,11 @@ impl Fs {
     fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
         self.locks[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The user whose groups an export wants looked up.
+fn user_of(credential: &Credential, options: &ExportOptions) -> Option<u32> {
+    credential.user(options).filter(|_| options.manage_gids)
 }
 
 /// A change of one object or two. It ends, and then the next in order may begin.

@@ -162,16 +162,30 @@ impl ShardProgram for NfsProgram {
         } else {
             (way, None)
         };
-        let caller = caller_of(&call.credential);
-        let core = Arc::clone(&self.core);
+        let mut caller = caller_of(&call.credential);
+        let handle = request.handles().0;
+        let ending = Ending { core: Arc::clone(&self.core), procedure, way, ticket, started };
         // What waits is in the budgets of connection and shard, at which no further request is taken.
-        let share = core.fs.share_of(request.handles().0);
-        self.lanes.submit(share, request.bytes(), move |lane| {
-            let ending = Ending { core, procedure, way, ticket, started };
-            carry_out(ending, &caller, request, lane);
-        });
+        if self.core.fs.has_groups(&mut caller, handle) {
+            to_lane(&self.lanes, ending, caller, request);
+        } else {
+            let (handle, lanes) = (handle.clone(), Arc::clone(&self.lanes));
+            self.core.fs.look_up_groups(caller, &handle, move |caller| match caller {
+                Ok(caller) => to_lane(&lanes, ending, caller, request),
+                Err(error) => {
+                    let (mut results, status) = (Vec::new(), status_of(error));
+                    put_not_begun(&mut results, procedure, status);
+                    ending.answer(status, &results);
+                }
+            });
+        }
         answered
     }
+}
+
+fn to_lane(lanes: &Lanes, ending: Ending, caller: Caller, request: Request) {
+    let share = ending.core.fs.share_of(request.handles().0);
+    lanes.submit(share, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
 }
 
 /// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.

@@ -138,6 +138,7 @@ impl Nfs {
     /// Waits until the requests that were begun are through, or `deadline`; those that were not begun are given up. Returns how
     /// many were not through.
     pub fn close(&self, deadline: Instant) -> usize {
+        self.core.fs.close();
         self.lanes.close(deadline)
     }
 }
