@@ -151,6 +151,11 @@ impl ShardProgram for NfsProgram {
                     return answered;
                 }
                 Begun::Waits => return answered,
+                Begun::Foreign(way) => {
+                    // What is dropped without an answer closes its connection.
+                    drop(way);
+                    return answered;
+                }
                 Begun::Full(way) => {
                     let mut results = Vec::new();
                     put_not_begun(&mut results, procedure, Status::JUKEBOX);
