@@ -369,8 +369,8 @@ impl Fs {
                 errno => errno.into(),
             });
         };
-        let opened =
-            table.open(handle, (export.root(), &export.root_descriptor), |folder, name| open_name(folder, name))?;
+        let root = (export.root(), &export.root_descriptor);
+        let opened = table.open(handle, root, |folder, name| self.open_name(folder, name))?;
         if export.handle_of(&opened)? != *handle {
             return Err(ErrorKind::Stale.into());
         }
@@ -438,6 +438,11 @@ impl Fs {
             }
             other => other,
         }
+    }
+
+    /// Opens a name in a folder, without its content. A link is opened itself.
+    pub(crate) fn open_name(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
+        self.with_room(|| open_object(folder, name)).map_err(name_error)
     }
 
     /// The handle and the attributes of an object that was just opened, which is kept open. `place`: the folder and the name.
@@ -544,12 +549,7 @@ pub(crate) fn process_name(object: &OwnedFd) -> CString {
 }
 
 /// Opens a name in a folder, without its content. A link is opened itself.
-pub(crate) fn open_name(folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-    open_object(folder, name).map_err(name_error)
-}
-
-/// The same with the kernel's number.
-pub(crate) fn open_object(folder: &OwnedFd, name: &CStr) -> SysResult<OwnedFd> {
+fn open_object(folder: &OwnedFd, name: &CStr) -> SysResult<OwnedFd> {
     rustix::fs::openat2(folder, name, OBJECT, Permissions::empty(), INSIDE)
 }
 
@@ -562,9 +562,9 @@ pub(crate) fn name_error(errno: Errno) -> FsError {
 }
 
 /// Opens the folder that a folder lies in, on the same mount.
-pub(crate) fn open_up(folder: &OwnedFd) -> Result<OwnedFd, FsError> {
+pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
     let resolve = INSIDE.difference(ResolveFlags::BENEATH);
-    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve).map_err(name_error)
+    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve)
 }
 
 /// An error unless the root of the export is above the folder, or is it: a local program may have moved it away.
@@ -577,7 +577,11 @@ pub(crate) fn check_inside(export: &Export, folder: &OwnedFd) -> Result<(), FsEr
         if stat.stx_ino == export.root_inode && (stat.stx_dev_major, stat.stx_dev_minor) == export.device {
             return Ok(());
         }
-        let next = open_up(at).map_err(|_| outside())?;
+        let next = open_up(at).map_err(|errno| match errno {
+            // There may be a way up.
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => errno.into(),
+            _ => outside(),
+        })?;
         let up = rustix::fs::statx(&next, c"", AtFlags::EMPTY_PATH, ASKED)?;
         if up.stx_ino == stat.stx_ino {
             // The root of all is its own parent.

@@ -1,6 +1,6 @@
 //! Making entries of folders.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, open_name, open_object, process_name};
+use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 
 /// How often a name may come and go while a file of that name is made.
 const TRIES: usize = 16;
@@ -117,7 +117,7 @@ impl Fs {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
-            match open_name(folder, name) {
+            match self.open_name(folder, name) {
                 Ok(object) if is_taken(place.export, &object, how)? => return Ok(Made::Existing(object)),
                 Ok(_) => return Err(ErrorKind::Exists.into()),
                 // It was removed meanwhile.
@@ -289,7 +289,7 @@ impl Fs {
                 check(attr)?;
                 make(place)?;
                 let (folder, name) = (&*place.folder, place.name.as_c_str());
-                let dressed = self.open_made(folder, name).and_then(|object| {
+                let dressed = self.open_name(folder, name).and_then(|object| {
                     // Other calls may know it by its name already.
                     let _changing = self.changing_object(place.export, &object);
                     dress(place, &object)?;
@@ -309,10 +309,6 @@ impl Fs {
             Ok(found)
         });
         Changed { wcc: made.wcc, result }
-    }
-
-    fn open_made(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-        self.with_room(|| open_object(folder, name)).map_err(name_error)
     }
 
     /// Changes the entries of a folder: `act` runs as the caller, `finish` as the server.
