@@ -23,6 +23,9 @@ use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 const TRIES: usize = 16;
 /// Bytes of what a symbolic link holds, at most (PATH_MAX without its NUL).
 const TARGET_BYTES_MAX: usize = 4095;
+/// Greatest numbers of a device: mknod(2) takes 32 bits for both, and would make another device of more.
+const MAJOR_MAX: u32 = 0xfff;
+const MINOR_MAX: u32 = 0xf_ffff;
 /// Permissions where the client names none: the owner's.
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
@@ -212,7 +215,8 @@ impl Fs {
         self.make(lane, credential, dir, name, attr, AtFlags::empty(), make, dress)
     }
 
-    /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root.
+    /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root. Numbers of a device that the kernel
+    /// does not have are [`ErrorKind::Invalid`].
     pub fn mknod(
         &self,
         lane: &mut Lane,
@@ -230,6 +234,11 @@ impl Fs {
             Node::BlockDevice(major, minor) => (RawType::BlockDevice, makedev(major, minor)),
         };
         let make = |place: &Place<'_>| -> Result<(), FsError> {
+            if let Node::CharDevice(major, minor) | Node::BlockDevice(major, minor) = node
+                && (major > MAJOR_MAX || minor > MINOR_MAX)
+            {
+                return Err(ErrorKind::Invalid.into());
+            }
             let permissions = Permissions::from_raw_mode(mode);
             Ok(rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), kind, permissions, device)?)
         };
