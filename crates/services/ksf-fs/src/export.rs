@@ -180,6 +180,8 @@ pub struct Export {
     /// Major and minor number of the root's device.
     pub(crate) device: (u32, u32),
     pub(crate) root_inode: u64,
+    /// Id of the root's file system (statvfs(3)).
+    pub(crate) file_system: u64,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
     pub(crate) verifier: Verifier,
@@ -260,8 +262,10 @@ impl Export {
         })?;
         let file = state.join(key_name(&path));
         let (id, key) = read_or_make_key(&path, &file)?;
-        let key =
-            bind(&key, &root_descriptor, &kernel).map_err(|errno| io_error("ask for its file system")(errno.into()))?;
+        let asked = |errno: Errno| io_error("ask for its file system")(errno.into());
+        let kind = rustix::fs::fstatfs(&root_descriptor).map_err(asked)?.f_type;
+        let file_system = rustix::fs::fstatvfs(&root_descriptor).map_err(asked)?.f_fsid;
+        let key = bind(&key, kind, file_system, &kernel);
         if let Some(other) = before.iter().find(|other| other.id == id) {
             return Err(ExportError::SameId { path, other: other.path.clone(), file });
         }
@@ -274,8 +278,8 @@ impl Export {
         };
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
-        let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode: stat.stx_ino, table, verifier })
+        let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode, file_system, table, verifier })
     }
 
     /// The handle of an open object. Objects of other mounts have none here.
@@ -296,13 +300,12 @@ const LASTING_IDS: [i64; 3] = [0xef53, 0x9123_683e, 0x0102_1994];
 
 /// The key for the handles of a folder: another one where another folder, or another file system, is in its place. Handles name
 /// inodes, and those of what was there before would open any file.
-fn bind(key: &Key, root: &OwnedFd, kernel: &sys::KernelHandle) -> Result<Key, Errno> {
-    let kind = rustix::fs::fstatfs(root)?.f_type;
-    let id = if LASTING_IDS.contains(&kind) { rustix::fs::fstatvfs(root)?.f_fsid } else { 0 };
+fn bind(key: &Key, kind: i64, file_system: u64, kernel: &sys::KernelHandle) -> Key {
+    let id = if LASTING_IDS.contains(&kind) { file_system } else { 0 };
     let mut bytes = [kind.to_be_bytes(), id.to_be_bytes()].concat();
     bytes.extend(kernel.handle_type.to_be_bytes());
     bytes.extend(kernel.bytes());
-    Ok(Key(key.check(&bytes)))
+    Key(key.check(&bytes))
 }
 
 /// One file for each path, by its hash: a path may be longer than a name.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags, Statx};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Resource, getrlimit};
 
@@ -526,7 +526,20 @@ fn lock_of(handle: &Handle) -> usize {
 
 pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
-    Ok(Attr::of(&stat, export.id(), export.device))
+    let device = (stat.stx_dev_major, stat.stx_dev_minor);
+    let part = if device == export.device {
+        0
+    } else {
+        part_of(device, rustix::fs::fstatvfs(object)?.f_fsid, export.file_system)
+    };
+    Ok(Attr::of(&stat, export.id(), part))
+}
+
+/// What tells the part of a file system that an object lies in from that of the root, whose id is `root`: its own id, which a
+/// subvolume of btrfs keeps; else the device, which is another one after a start. Never 0, which is the root's.
+fn part_of(device: (u32, u32), own: u64, root: u64) -> u32 {
+    let part = if own == root { (device.0 << 20) ^ device.1 } else { (own >> 32) as u32 ^ own as u32 };
+    part | 0x8000_0000
 }
 
 fn has_no_name(object: &OwnedFd) -> bool {
@@ -583,8 +596,9 @@ pub(crate) fn check_inside(export: &Export, folder: &OwnedFd) -> Result<(), FsEr
             _ => outside(),
         })?;
         let up = rustix::fs::statx(&next, c"", AtFlags::EMPTY_PATH, ASKED)?;
-        if up.stx_ino == stat.stx_ino {
-            // The root of all is its own parent.
+        let device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
+        if (up.stx_ino, device(&up)) == (stat.stx_ino, device(&stat)) {
+            // The root of all is its own parent. All subvolumes of btrfs have one number, so it takes the device, too.
             return Err(outside());
         }
         above = Some(next);
@@ -630,3 +644,18 @@ pub(crate) fn permit(file: &OwnedFd, wanted: u32, caller: &Identity) -> SysResul
 pub(crate) const READ_BIT: u32 = 4;
 pub(crate) const WRITE_BIT: u32 = 2;
 pub(crate) const EXECUTE_BIT: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_file_system_is_told_by_its_id_and_by_its_device_if_it_has_none() {
+        let root = 0x1111_2222_3333_4444;
+        let subvolume = part_of((0, 50), 0x1111_2222_3333_4445, root);
+        assert_eq!(subvolume, part_of((0, 99), 0x1111_2222_3333_4445, root), "the same after a start");
+        assert_ne!(subvolume, part_of((0, 50), 0x1111_2222_3333_4446, root));
+        assert_ne!(part_of((0, 50), root, root), part_of((0, 51), root, root));
+        assert!([subvolume, part_of((0, 0), root, root), part_of((1, 1), 0, root)].iter().all(|part| *part != 0));
+    }
+}
