@@ -13,7 +13,6 @@ use crate::counters::{Counters, ProcedureCounts};
 use crate::drc::{Drc, DrcLimits, DrcSizes};
 use crate::exports::{ExportSettings, Exports};
 use crate::mount::MountProgram;
-use crate::nlm::NoLocks;
 use crate::program::{Core, NfsProgram};
 
 /// How often the file layer is told that a second has passed.
@@ -90,7 +89,8 @@ impl Nfs {
         Ok(Self { core, lanes, _idle: idle })
     }
 
-    /// The programs that an RPC service is to serve: NFS 3, MOUNT 3 and NLM 4.
+    /// The programs that an RPC service is to serve: NFS 3 and MOUNT 3. There are no locks: to NLM the service answers
+    /// PROG_UNAVAIL, as to every program that it does not have.
     ///
     /// # Errors
     ///
@@ -101,7 +101,6 @@ impl Nfs {
         table.register(NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) })?;
         let mounts = Arc::default();
         table.register(MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts })?;
-        table.register(NoLocks)?;
         Ok(table)
     }
 
