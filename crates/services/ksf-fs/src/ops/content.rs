@@ -6,13 +6,13 @@ use std::sync::Arc;
 use rustix::io::{Errno, Result as SysResult, pread, pwrite, retry_on_intr};
 
 use super::{FILE_SIZE_MAX, ReadDone, Stable};
-use crate::attr::{Attr, Changed, Seen, Wcc};
+use crate::attr::{Changed, Seen, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, READ_BIT, WRITE_BIT, permit};
+use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, permit};
 use crate::owed::{Debt, What};
 use crate::uncommitted::Written;
 
@@ -76,7 +76,14 @@ impl Fs {
     ) -> Changed<super::Written> {
         let order = self.lock(handle);
         let mut attr = None;
-        let result = self.put(lane, credential, handle, offset, data, &mut attr);
+        let result = self.begin(lane, credential, handle, true).and_then(|call| {
+            let file = self.content(lane, &call.caller, handle, Mode::Write)?;
+            attr = Some(self.live(call.export, handle, &file)?);
+            if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                return Err(ErrorKind::TooBig.into());
+            }
+            self.put(lane, &call, (handle, &file), offset, data)
+        });
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = attr.and_then(|attr| self.before(&order, handle, &attr));
         // Nobody waits for the lock while this waits for the medium.
@@ -94,30 +101,21 @@ impl Fs {
     fn put(
         &self,
         lane: &mut Lane,
-        credential: &Credential,
-        handle: &Handle,
+        call: &Call<'_>,
+        (handle, file): (&Handle, &Arc<OwnedFd>),
         offset: u64,
         data: &[u8],
-        before: &mut Option<Attr>,
     ) -> Result<(usize, [u8; 8], Option<Written>), FsError> {
-        let call = self.begin(lane, credential, handle, true)?;
-        let file = self.content(lane, &call.caller, handle, Mode::Write)?;
-        let attr = self.live(call.export, handle, &file)?;
-        *before = Some(attr);
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > FILE_SIZE_MAX) {
-            return Err(ErrorKind::TooBig.into());
-        }
         // What tells of a failed write-back must be open before the write, and is not that for writing, which is soon closed.
-        let told_by = (!data.is_empty()).then(|| self.tells_of_losses(lane, handle, &file)).transpose()?;
+        let told_by = (!data.is_empty()).then(|| self.tells_of_losses(lane, handle, file)).transpose()?;
         // Asked for before the write: what is lost after this changes it.
         let verifier = call.export.verifier();
         let write = || -> Result<_, FsError> {
-            permit(&file, WRITE_BIT, &call.caller)?;
+            permit(file, WRITE_BIT, &call.caller)?;
             let Some(told_by) = told_by else { return Ok((Ok(0), None, None)) };
             let writing = self.uncommitted.writing(handle, &told_by, &call.export.verifier);
             let (writing, oldest) = writing.ok_or(ErrorKind::TryLater)?;
-            Ok((write_whole(&file, offset, data), Some(writing.end()), oldest))
+            Ok((write_whole(file, offset, data), Some(writing.end()), oldest))
         };
         let (count, written, oldest) = lane.as_caller(&call.caller, write)??;
         if let Some((handle, written)) = oldest {

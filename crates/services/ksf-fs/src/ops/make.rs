@@ -41,12 +41,13 @@ pub(crate) struct Place<'a> {
     has_own_umask: bool,
 }
 
-/// A file of the name that was asked for.
-enum Made {
-    /// With a descriptor for writing.
-    New(OwnedFd),
-    /// Without its content.
-    Existing(OwnedFd),
+/// An object of the name that was asked for.
+struct Made {
+    object: OwnedFd,
+    /// Descriptor's purpose.
+    mode: Mode,
+    /// Made by this call.
+    is_new: bool,
 }
 
 impl Fs {
@@ -63,32 +64,16 @@ impl Fs {
         name: &[u8],
         how: &CreateHow,
     ) -> Changed<Found> {
-        let made = self.change_folder(
-            lane,
-            credential,
-            dir,
-            entry_name(name, ErrorKind::Exists),
-            |place| self.make_file(place, how),
-            |place, made| match made {
-                Made::New(file) => {
-                    let found = self.found(place.export, file, Mode::Write, Some((place.handle, &place.name)))?;
-                    Ok((found, false))
-                }
-                Made::Existing(object) => {
-                    let found = self.found(place.export, object, Mode::Path, Some((place.handle, &place.name)))?;
-                    Ok((found, true))
-                }
-            },
-        );
-        let result = made.result.and_then(|(found, existed)| match how {
-            CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if existed => {
+        let made = self.make_entry(lane, credential, dir, name, |place| self.make_file(place, how));
+        let result = made.result.and_then(|(found, is_new)| match how {
+            CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if !is_new => {
                 let to = SetAttr { size: Some(*size), ..SetAttr::default() };
                 let changed = self.setattr(lane, credential, &found.handle, &to, None);
                 changed.result?;
                 Ok(Found { attr: changed.wcc.after.unwrap_or(found.attr), ..found })
             }
             // The bytes of the verifier have to outlive a crash, too, as what answers a retry.
-            CreateHow::Unchecked(_) | CreateHow::Guarded(_) if existed || !is_dressed(how) => Ok(found),
+            CreateHow::Unchecked(_) | CreateHow::Guarded(_) if !is_new || !is_dressed(how) => Ok(found),
             _ => self.owe_names(lane, &found.handle).map(|()| found),
         });
         Changed { wcc: made.wcc, result }
@@ -115,13 +100,15 @@ impl Fs {
                         rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
                         return Err(error);
                     }
-                    return Ok(Made::New(file));
+                    return Ok(Made { object: file, mode: Mode::Write, is_new: true });
                 }
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
             match self.open_name(folder, name) {
-                Ok(object) if is_taken(place.export, &object, how)? => return Ok(Made::Existing(object)),
+                Ok(object) if is_taken(place.export, &object, how)? => {
+                    return Ok(Made { object, mode: Mode::Path, is_new: false });
+                }
                 Ok(_) => return Err(ErrorKind::Exists.into()),
                 // It was removed meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -289,35 +276,44 @@ impl Fs {
         make: impl FnOnce(&Place<'_>) -> Result<(), FsError>,
         dress: impl FnOnce(&Place<'_>, &OwnedFd) -> Result<(), FsError>,
     ) -> Changed<Found> {
-        let made = self.change_folder(
-            lane,
-            credential,
-            dir,
-            entry_name(name, ErrorKind::Exists),
-            |place| {
-                check(attr)?;
-                make(place)?;
-                let (folder, name) = (&*place.folder, place.name.as_c_str());
-                let dressed = self.open_name(folder, name).and_then(|object| {
-                    // Other calls may know it by its name already.
-                    let _changing = self.changing_object(place.export, &object);
-                    dress(place, &object)?;
-                    Ok(object)
-                });
-                if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
-                    return dressed.map_err(changed_for_good);
-                }
-                dressed
-            },
-            |place, object| self.found(place.export, object, Mode::Path, Some((place.handle, &place.name))),
-        );
-        let result = made.result.and_then(|found| {
+        let made = self.make_entry(lane, credential, dir, name, |place| {
+            check(attr)?;
+            make(place)?;
+            let (folder, name) = (&*place.folder, place.name.as_c_str());
+            let dressed = self.open_name(folder, name).and_then(|object| {
+                // Other calls may know it by its name already.
+                let _changing = self.changing_object(place.export, &object);
+                dress(place, &object)?;
+                Ok(Made { object, mode: Mode::Path, is_new: true })
+            });
+            if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
+                return dressed.map_err(changed_for_good);
+            }
+            dressed
+        });
+        let result = made.result.and_then(|(found, _)| {
             if has_more_than_mode(attr) {
                 self.owe_names(lane, &found.handle)?;
             }
             Ok(found)
         });
         Changed { wcc: made.wcc, result }
+    }
+
+    /// Makes an entry by `make`, which runs as the caller. Returns the object, and whether it is new.
+    fn make_entry(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        make: impl FnOnce(&Place<'_>) -> Result<Made, FsError>,
+    ) -> Changed<(Found, bool)> {
+        let name = entry_name(name, ErrorKind::Exists);
+        self.change_folder(lane, credential, dir, name, make, |place, Made { object, mode, is_new }| {
+            let found = self.found(place.export, object, mode, Some((place.handle, &place.name)))?;
+            Ok((found, is_new))
+        })
     }
 
     /// Changes the entries of a folder: `act` runs as the caller, `finish` as the server.
