@@ -287,9 +287,7 @@ impl Fs {
     /// True if the groups of a caller are known, which are then among `credential`, or if they do not matter to the export. If not,
     /// operations wait for them: see [`Fs::look_up_groups`].
     pub fn has_groups(&self, credential: &mut Credential, handle: &Handle) -> bool {
-        let Some(uid) = self.export(handle).ok().and_then(|export| user_of(credential, export.options())) else {
-            return true;
-        };
+        let Some(uid) = self.user_to_ask_for(credential, handle) else { return true };
         credential.managed = self.groups.known(uid);
         credential.managed.is_some()
     }
@@ -306,9 +304,7 @@ impl Fs {
         handle: &Handle,
         then: impl FnOnce(Result<Credential, FsError>) + Send + 'static,
     ) {
-        let Some(uid) = self.export(handle).ok().and_then(|export| user_of(&credential, export.options())) else {
-            return then(Ok(credential));
-        };
+        let Some(uid) = self.user_to_ask_for(&credential, handle) else { return then(Ok(credential)) };
         let then = move |groups: Result<_, FsError>| {
             then(groups.map(|groups| {
                 credential.managed = Some(groups);
@@ -316,6 +312,12 @@ impl Fs {
             }));
         };
         self.groups.ask(uid, Box::new(then));
+    }
+
+    /// A server that is not root does not take its callers' groups.
+    fn user_to_ask_for(&self, credential: &Credential, handle: &Handle) -> Option<u32> {
+        let uid = user_of(credential, self.export(handle).ok()?.options())?;
+        rustix::process::geteuid().is_root().then_some(uid)
     }
 
     /// Drops the requests that wait for groups. Further ones are told to come later.

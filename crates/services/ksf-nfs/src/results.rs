@@ -451,6 +451,18 @@ mod tests {
         assert_eq!(to_access(0).bits(), 0);
     }
 
+    #[test]
+    fn a_failure_that_is_found_later_has_the_results_of_one_that_is_found_at_once() {
+        let of = |result| Changed { wcc: ksf_fs::Wcc::default(), result };
+        let put = |out: &mut Vec<u8>, number: u32| out.put_u32(number);
+        let (mut later, mut at_once) = (Vec::new(), Vec::new());
+        let ran = changed(&mut later, of(Ok(5)), put);
+        assert_eq!((ran.status, later.len()), (Status::OK, 16));
+        ran.fail(&mut later, Status::IO);
+        let failed = changed(&mut at_once, of(Err(FsError::new(ksf_fs::ErrorKind::Io))), put);
+        assert_eq!((failed.status, later), (Status::IO, at_once));
+    }
+
     fn entry(name: &[u8], cookie: u64) -> Entry<'_> {
         Entry { name, fileid: 9, cookie, found: None }
     }

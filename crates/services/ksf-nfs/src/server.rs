@@ -1,7 +1,7 @@
 //! The server as its owner sees it: opened, given to an RPC service, watched, closed.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ksf_fs::{
@@ -85,7 +85,7 @@ impl Nfs {
             transfer_bytes_max,
             started: Instant::now(),
         });
-        let idle = Idle::start(Arc::clone(&core), Arc::clone(&lanes)).map_err(OpenError::Thread)?;
+        let idle = Idle::start(Arc::clone(&core), Arc::downgrade(&lanes)).map_err(OpenError::Thread)?;
         Ok(Self { core, lanes, _idle: idle })
     }
 
@@ -152,7 +152,7 @@ impl<'a> ExportInfo<'a> {
 struct Idle(Arc<(Mutex<bool>, Condvar)>);
 
 impl Idle {
-    fn start(core: Arc<Core>, lanes: Arc<Lanes>) -> std::io::Result<Self> {
+    fn start(core: Arc<Core>, lanes: Weak<Lanes>) -> std::io::Result<Self> {
         let ended = Arc::<(Mutex<bool>, Condvar)>::default();
         let told = Arc::clone(&ended);
         let run = move || {
@@ -164,7 +164,10 @@ impl Idle {
                 if woken.1.timed_out() {
                     // Without the lock: this may wait for a disk.
                     drop(is_ended);
-                    lanes.settle(&core.fs, core.fs.close_idle());
+                    let owed = core.fs.close_idle();
+                    if let Some(lanes) = lanes.upgrade() {
+                        lanes.settle(&core.fs, owed);
+                    }
                     is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
                 }
             }
