@@ -90,14 +90,12 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// The attributes in what `statx` tells, for an export and the device of its root.
-    pub(crate) fn of(stat: &Statx, export_id: u32, root_device: (u32, u32)) -> Self {
+    /// The attributes in what `statx` tells, for an export and a part of its file system.
+    pub(crate) fn of(stat: &Statx, export_id: u32, part: u32) -> Self {
         let mode = u32::from(stat.stx_mode);
         // What is of no known type is a device that nothing opens.
         let file_type =
             FileType::of(RawType::from_raw_mode(RawMode::from(stat.stx_mode))).unwrap_or(FileType::CharDevice);
-        let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        let part = if device == root_device { 0 } else { (device.0 << 20) ^ device.1 ^ 0x8000_0000 };
         Self {
             file_type,
             mode: mode & 0o7777,

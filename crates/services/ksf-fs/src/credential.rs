@@ -4,6 +4,7 @@ use rustix::process::{Gid, Uid};
 use smallvec::SmallVec;
 
 use crate::export::ExportOptions;
+use crate::groups::GroupList;
 
 /// Supplementary groups that the kernel takes, at most (NGROUPS_MAX).
 pub(crate) const GROUPS_MAX: usize = 65_536;
@@ -24,6 +25,8 @@ pub enum Squash {
 #[derive(Clone, Debug)]
 pub struct Credential {
     unix: Option<Unix>,
+    /// Groups that were looked up for an export that asks for that: [`Fs::look_up_groups`](crate::Fs::look_up_groups).
+    pub(crate) managed: Option<GroupList>,
 }
 
 #[derive(Clone, Debug)]
@@ -37,12 +40,12 @@ impl Credential {
     /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off.
     pub fn unix(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let groups = SmallVec::from_slice(&groups[..groups.len().min(GROUPS_MAX)]);
-        Self { unix: Some(Unix { uid, gid, groups }) }
+        Self { unix: Some(Unix { uid, gid, groups }), managed: None }
     }
 
     /// A caller without a name (AUTH_NONE): the anonymous user of the export.
     pub fn anonymous() -> Self {
-        Self { unix: None }
+        Self { unix: None, managed: None }
     }
 
     /// Whose groups are to be looked up for `manage_gids`; `None`: the caller is squashed anyway.

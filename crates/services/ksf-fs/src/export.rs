@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use const_siphasher::sip128::SipHasher24;
@@ -129,6 +129,17 @@ pub enum ExportError {
         /// The key file.
         file: PathBuf,
     },
+    /// The key file is not the server's own.
+    #[error(
+        "export {path}: its key file {file} is not a file of the server's user, and whoever made it could make handles; remove it \
+         and have clients mount again, or chown it if you know where it comes from"
+    )]
+    ForeignKey {
+        /// The export.
+        path: PathBuf,
+        /// The key file.
+        file: PathBuf,
+    },
     /// Two exports have one id.
     #[error(
         "export {path}: it has the same id as export {other}; remove its key file {file}, and have its clients mount again"
@@ -169,6 +180,8 @@ pub struct Export {
     /// Major and minor number of the root's device.
     pub(crate) device: (u32, u32),
     pub(crate) root_inode: u64,
+    /// Id of the root's file system (statvfs(3)).
+    pub(crate) file_system: u64,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
     pub(crate) verifier: Verifier,
@@ -249,6 +262,10 @@ impl Export {
         })?;
         let file = state.join(key_name(&path));
         let (id, key) = read_or_make_key(&path, &file)?;
+        let asked = |errno: Errno| io_error("ask for its file system")(errno.into());
+        let kind = rustix::fs::fstatfs(&root_descriptor).map_err(asked)?.f_type;
+        let file_system = rustix::fs::fstatvfs(&root_descriptor).map_err(asked)?.f_fsid;
+        let key = bind(&key, kind, file_system, &kernel);
         if let Some(other) = before.iter().find(|other| other.id == id) {
             return Err(ExportError::SameId { path, other: other.path.clone(), file });
         }
@@ -261,8 +278,8 @@ impl Export {
         };
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
-        let device = (stat.stx_dev_major, stat.stx_dev_minor);
-        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode: stat.stx_ino, table, verifier })
+        let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode, file_system, table, verifier })
     }
 
     /// The handle of an open object. Objects of other mounts have none here.
@@ -277,6 +294,20 @@ impl Export {
     }
 }
 
+/// File systems whose statfs(2) has an id that is theirs for good, by type: ext4, btrfs, tmpfs. That of others may be their device's
+/// number, which changes between starts.
+const LASTING_IDS: [i64; 3] = [0xef53, 0x9123_683e, 0x0102_1994];
+
+/// The key for the handles of a folder: another one where another folder, or another file system, is in its place. Handles name
+/// inodes, and those of what was there before would open any file.
+fn bind(key: &Key, kind: i64, file_system: u64, kernel: &sys::KernelHandle) -> Key {
+    let id = if LASTING_IDS.contains(&kind) { file_system } else { 0 };
+    let mut bytes = [kind.to_be_bytes(), id.to_be_bytes()].concat();
+    bytes.extend(kernel.handle_type.to_be_bytes());
+    bytes.extend(kernel.bytes());
+    Key(key.check(&bytes))
+}
+
 /// One file for each path, by its hash: a path may be longer than a name.
 fn key_name(path: &Path) -> String {
     let hash = SipHasher24::new_with_key(&[0; 16]).hash(path.as_os_str().as_bytes()).as_bytes();
@@ -289,37 +320,50 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The id and the key of an export, which are made at its first start.
 fn read_or_make_key(path: &Path, file: &Path) -> Result<(u32, Key), ExportError> {
-    let failed = |what| move |error: io::Error| ExportError::Io { path: file.to_owned(), what, error };
-    match fs::read_to_string(file) {
-        Ok(text) => {
-            let metadata = fs::metadata(file).map_err(failed("look at the key file"))?;
-            if metadata.permissions().mode() & 0o077 != 0 {
-                return Err(ExportError::OpenKey { path: path.to_owned(), file: file.to_owned() });
-            }
-            parse_key(&text).ok_or_else(|| ExportError::DamagedKey { path: path.to_owned(), file: file.to_owned() })
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut random = [0; 20];
-            let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut random));
-            read.map_err(failed("read random bytes for the key"))?;
-            let text = format!("ksf-fs export key 1\nid {}\nkey {}\n", hex(&random[..4]), hex(&random[4..]));
-            write_key(file, &text).map_err(failed("write the key file"))?;
-            // As it will be read at the next start; another server may have been faster.
-            let text = fs::read_to_string(file).map_err(failed("read the key file"))?;
-            parse_key(&text).ok_or_else(|| ExportError::DamagedKey { path: path.to_owned(), file: file.to_owned() })
-        }
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            Err(ExportError::DamagedKey { path: path.to_owned(), file: file.to_owned() })
-        }
-        Err(error) => Err(failed("read the key file")(error)),
+    if let Some(known) = read_key(path, file)? {
+        return Ok(known);
     }
+    let failed = |what| move |error: io::Error| ExportError::Io { path: file.to_owned(), what, error };
+    let mut random = [0; 20];
+    let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut random));
+    read.map_err(failed("read random bytes for the key"))?;
+    let text = format!("ksf-fs export key 1\nid {}\nkey {}\n", hex(&random[..4]), hex(&random[4..]));
+    write_key(file, &text).map_err(failed("write the key file"))?;
+    // As it will be read at the next start; another server may have been faster.
+    read_key(path, file)?.ok_or_else(|| failed("read the key file")(io::ErrorKind::NotFound.into()))
+}
+
+/// `None`: there is no such file.
+fn read_key(path: &Path, file: &Path) -> Result<Option<(u32, Key)>, ExportError> {
+    let failed = |what| move |error: io::Error| ExportError::Io { path: file.to_owned(), what, error };
+    let foreign = || ExportError::ForeignKey { path: path.to_owned(), file: file.to_owned() };
+    // A link would lead to a file of somebody else, and a FIFO would block.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let mut opened = match fs::OpenOptions::new().read(true).custom_flags(flags).open(file) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => return Err(foreign()),
+        Err(error) => return Err(failed("read the key file")(error)),
+    };
+    let metadata = opened.metadata().map_err(failed("look at the key file"))?;
+    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(foreign());
+    }
+    if metadata.permissions().mode() & 0o077 != 0 {
+        return Err(ExportError::OpenKey { path: path.to_owned(), file: file.to_owned() });
+    }
+    let mut text = Vec::new();
+    opened.read_to_end(&mut text).map_err(failed("read the key file"))?;
+    let key = std::str::from_utf8(&text).ok().and_then(parse_key);
+    key.map(Some).ok_or_else(|| ExportError::DamagedKey { path: path.to_owned(), file: file.to_owned() })
 }
 
 /// Writes it whole or not at all: a key that is lost after handles went out would make them useless.
 fn write_key(file: &Path, text: &str) -> io::Result<()> {
     let own = file.with_extension(format!("{}.new", std::process::id()));
     let mut options = fs::OpenOptions::new();
-    let mut written = options.write(true).create(true).truncate(true).mode(0o600).open(&own)?;
+    let flags = OFlags::NOFOLLOW.bits() as i32;
+    let mut written = options.write(true).create(true).truncate(true).mode(0o600).custom_flags(flags).open(&own)?;
     written.write_all(text.as_bytes())?;
     written.sync_all()?;
     // A link does not replace what another server wrote meanwhile.

@@ -1,74 +1,333 @@
 //! The groups that the system knows of its users, for a while (`manage_gids`).
+//!
+//! The system may ask a server of names, which may not answer. So a thread of its own asks, one user after the other, and requests
+//! wait for it without a lane: at most for [`DEADLINE`], after which they are told to come later.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::credential::GROUPS_MAX;
+use crate::error::{ErrorKind, FsError};
 use crate::lru::Lru;
 use crate::sys;
 
-/// The groups of a user, and when they were asked for.
-type Known = (Instant, Arc<[u32]>);
+/// How long a request waits for the groups of its user.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A cache of users' groups, bounded in users. A look may wait for a server of names.
-#[derive(Debug)]
-pub(crate) struct GroupCache {
-    users: Mutex<Lru<u32, Known>>,
+/// Users that are waited for at a time. Requests of more users are told to come later.
+const ASKED_MAX: usize = 1024;
+
+pub(crate) type GroupList = Arc<[u32]>;
+
+type Then = Box<dyn FnOnce(Result<GroupList, FsError>) + Send>;
+
+/// A cache of users' groups, bounded in users.
+pub(crate) struct Groups(Arc<Shared>);
+
+struct Shared {
+    inner: Mutex<Inner>,
+    /// A user is to be asked for, or the end.
+    work: Condvar,
     users_max: usize,
     age_max: Duration,
+    ask: Box<dyn Fn(u32) -> Vec<u32> + Send + Sync>,
 }
 
-impl GroupCache {
+#[derive(Default)]
+struct Inner {
+    /// When they were asked for, and what they were.
+    users: Lru<u32, (Instant, GroupList)>,
+    /// Users that are being asked for, and who waits for each.
+    asked: HashMap<u32, Vec<(Instant, Then)>>,
+    /// Those that the thread has not begun with.
+    queue: VecDeque<u32>,
+    has_thread: bool,
+    is_closed: bool,
+}
+
+impl fmt::Debug for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Groups").field("asked", &self.0.lock().asked.len()).finish_non_exhaustive()
+    }
+}
+
+impl Groups {
+    /// A cache that asks the system. A user whom it does not know has no supplementary groups.
     pub(crate) fn new(users_max: usize, age_max: Duration) -> Self {
-        Self { users: Mutex::default(), users_max: users_max.max(1), age_max }
+        Self::asking(users_max, age_max, |uid| sys::groups_of(uid, GROUPS_MAX).unwrap_or_default())
     }
 
-    /// The supplementary groups of a user; none for a user that the system does not know.
-    pub(crate) fn of(&self, uid: u32) -> Arc<[u32]> {
-        self.look(uid, || sys::groups_of(uid, GROUPS_MAX).unwrap_or_default())
+    pub(crate) fn asking(
+        users_max: usize,
+        age_max: Duration,
+        ask: impl Fn(u32) -> Vec<u32> + Send + Sync + 'static,
+    ) -> Self {
+        let (inner, work) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Shared { inner, work, users_max: users_max.max(1), age_max, ask: Box::new(ask) }))
     }
 
-    fn look(&self, uid: u32, ask: impl FnOnce() -> Vec<u32>) -> Arc<[u32]> {
-        let users = || self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((asked, groups)) = users().get(&uid)
-            && asked.elapsed() < self.age_max
-        {
-            return Arc::clone(groups);
+    /// Starts the thread that asks, if there is none.
+    pub(crate) fn start(&self) -> std::io::Result<()> {
+        let mut inner = self.0.lock();
+        if !inner.has_thread {
+            let shared = Arc::clone(&self.0);
+            std::thread::Builder::new().name("ksf-fs-groups".to_owned()).spawn(move || shared.run())?;
+            inner.has_thread = true;
         }
-        // Outside of the lock: it may take long.
-        let groups: Arc<[u32]> = ask().into();
-        let mut users = users();
-        users.insert(uid, (Instant::now(), Arc::clone(&groups)));
-        while users.len() > self.users_max {
-            users.pop_oldest();
+        Ok(())
+    }
+
+    /// The groups of a user that are not too old.
+    pub(crate) fn known(&self, uid: u32) -> Option<GroupList> {
+        self.0.lock().known(uid, self.0.age_max)
+    }
+
+    /// Asks for the groups of a user. `then` is called on the thread that asks, or at once if they are known or too many are
+    /// asked for; or by [`Groups::expire`].
+    pub(crate) fn ask(&self, uid: u32, then: Then) {
+        let mut inner = self.0.lock();
+        let told = match inner.known(uid, self.0.age_max) {
+            Some(groups) => Ok(groups),
+            None if inner.is_closed || inner.asked.len() >= ASKED_MAX && !inner.asked.contains_key(&uid) => {
+                Err(ErrorKind::TryLater.into())
+            }
+            None => {
+                let inner = &mut *inner;
+                let waiters = inner.asked.entry(uid).or_insert_with(|| {
+                    inner.queue.push_back(uid);
+                    Vec::new()
+                });
+                waiters.push((Instant::now(), then));
+                self.0.work.notify_one();
+                return;
+            }
+        };
+        // Outside of the lock: it may come back.
+        drop(inner);
+        then(told);
+    }
+
+    /// The groups of a user; waits for them.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::TryLater`]: they are not there within [`DEADLINE`].
+    pub(crate) fn of(&self, uid: u32) -> Result<GroupList, FsError> {
+        let (sender, receiver) = sync_channel(1);
+        // Nobody may wait for it any more.
+        self.ask(uid, Box::new(move |groups| sender.send(groups).unwrap_or_default()));
+        receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| Err(ErrorKind::TryLater.into()))
+    }
+
+    /// Tells those who have waited for too long to come later. Their users are asked for all the same.
+    pub(crate) fn expire(&self, now: Instant) {
+        let mut late = Vec::new();
+        for waiters in self.0.lock().asked.values_mut() {
+            late.extend(waiters.extract_if(.., |(since, _)| now.saturating_duration_since(*since) >= DEADLINE));
         }
-        groups
+        late.into_iter().for_each(|(_, then)| then(Err(ErrorKind::TryLater.into())));
+    }
+
+    /// Drops those who wait, and ends the thread when the system has answered it.
+    pub(crate) fn close(&self) {
+        let mut inner = self.0.lock();
+        inner.is_closed = true;
+        inner.queue.clear();
+        let dropped = std::mem::take(&mut inner.asked);
+        drop(inner);
+        drop(dropped);
+        self.0.work.notify_all();
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Inner {
+    fn known(&mut self, uid: u32, age_max: Duration) -> Option<GroupList> {
+        self.users.get(&uid).filter(|(asked, _)| asked.elapsed() < age_max).map(|(_, groups)| Arc::clone(groups))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut inner = self.lock();
+        while !inner.is_closed {
+            let Some(uid) = inner.queue.pop_front() else {
+                inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(inner);
+            let groups: GroupList = (self.ask)(uid).into();
+            inner = self.lock();
+            inner.users.insert(uid, (Instant::now(), Arc::clone(&groups)));
+            while inner.users.len() > self.users_max {
+                inner.users.pop_oldest();
+            }
+            let waiters = inner.asked.remove(&uid).unwrap_or_default();
+            drop(inner);
+            waiters.into_iter().for_each(|(_, then)| then(Ok(Arc::clone(&groups))));
+            inner = self.lock();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
     use super::*;
+    use crate::{Access, Credential, ExportOptions, Fs, FsOptions, LaneOptions, Lanes};
+
+    /// A cache whose thread tells what it asks for, and asks on when it is told what the answer is.
+    fn asked(users_max: usize, age_max: Duration) -> (Groups, Receiver<u32>, std::sync::mpsc::Sender<Vec<u32>>) {
+        let (asks, is_asked) = channel();
+        let (answers, answer) = channel();
+        let (asks, answer) = (Mutex::new(asks), Mutex::new(answer));
+        let groups = Groups::asking(users_max, age_max, move |uid| {
+            asks.lock().unwrap().send(uid).unwrap();
+            answer.lock().unwrap().recv().unwrap_or_default()
+        });
+        groups.start().unwrap();
+        (groups, is_asked, answers)
+    }
+
+    const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
     fn groups_are_asked_for_once_for_as_many_users_as_are_kept() {
-        let cache = GroupCache::new(2, Duration::from_secs(3600));
-        let mut asked = Vec::new();
+        let (groups, asked, answers) = asked(2, LONG);
+        let mut all = Vec::new();
         for uid in [1, 2, 1, 2, 3, 2, 1] {
-            let groups = cache.look(uid, || {
-                asked.push(uid);
-                vec![uid * 10]
-            });
-            assert_eq!(groups[..], [uid * 10]);
+            // For the case that it asks; what is not asked for leaves the answer to the next one.
+            let is_known = groups.known(uid).is_some();
+            if !is_known {
+                answers.send(vec![uid * 10]).unwrap();
+            }
+            assert_eq!(groups.of(uid).unwrap()[..], [uid * 10]);
+            all.extend(asked.try_recv());
         }
-        assert_eq!(asked, [1, 2, 3, 1], "1 was the oldest when 3 came");
+        assert_eq!(all, [1, 2, 3, 1], "1 was the oldest when 3 came");
     }
 
     #[test]
     fn what_is_too_old_is_asked_for_again() {
-        let cache = GroupCache::new(2, Duration::ZERO);
-        assert_eq!(cache.look(1, || vec![5])[..], [5]);
-        assert_eq!(cache.look(1, || vec![6])[..], [6]);
+        let (groups, _asked, answers) = asked(2, Duration::ZERO);
+        for group in [5, 6] {
+            answers.send(vec![group]).unwrap();
+            assert_eq!(groups.of(1).unwrap()[..], [group]);
+        }
+    }
+
+    #[test]
+    fn who_waits_for_too_long_is_told_to_come_later_and_the_answer_is_kept() {
+        let (groups, asked, answers) = asked(2, LONG);
+        let (sender, told) = channel();
+        let ask = |uid| {
+            let sender = sender.clone();
+            groups.ask(uid, Box::new(move |groups| sender.send((uid, groups)).unwrap()));
+        };
+        ask(1);
+        assert_eq!(asked.recv().unwrap(), 1);
+        // One question for all who ask for a user.
+        [1, 2, 2].into_iter().for_each(ask);
+        groups.expire(Instant::now());
+        assert!(told.try_recv().is_err());
+        groups.expire(Instant::now() + DEADLINE);
+        let mut late: Vec<u32> = told
+            .try_iter()
+            .map(|(uid, groups)| {
+                assert_eq!(groups.unwrap_err().kind(), ErrorKind::TryLater);
+                uid
+            })
+            .collect();
+        late.sort_unstable();
+        assert_eq!(late, [1, 1, 2, 2]);
+        ask(1);
+        for answer in [vec![10], vec![20]] {
+            answers.send(answer).unwrap();
+        }
+        let (uid, groups_of_one) = told.recv().unwrap();
+        assert_eq!((uid, &groups_of_one.unwrap()[..]), (1, &[10][..]));
+        assert_eq!(asked.recv().unwrap(), 2);
+        assert_eq!(groups.of(2).unwrap()[..], [20]);
+        assert!(asked.try_recv().is_err());
+    }
+
+    #[test]
+    fn no_more_users_are_asked_for_than_the_bound() {
+        let (groups, _asked, answers) = asked(2, LONG);
+        let (sender, told) = channel();
+        for uid in 0..ASKED_MAX as u32 + 1 {
+            let sender = sender.clone();
+            groups.ask(uid, Box::new(move |groups| sender.send((uid, groups.is_ok())).unwrap()));
+        }
+        assert_eq!(told.recv().unwrap(), (ASKED_MAX as u32, false));
+        groups.close();
+        drop((sender, answers));
+        assert!(told.recv().is_err(), "those who wait are dropped");
+    }
+
+    /// With one lane, on which whoever waited for groups would hold up all.
+    #[test]
+    fn a_look_up_that_hangs_holds_up_those_who_wait_for_it_alone() {
+        let Some(()) = ksf_test::root_or_skip("identities") else { return };
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let mut fs = Fs::new(FsOptions::default()).unwrap();
+        let (hung, is_over) = channel::<()>();
+        let is_over = Mutex::new(is_over);
+        fs.groups = Groups::asking(16, LONG, move |uid| {
+            if uid == 7 {
+                is_over.lock().unwrap().recv().unwrap_err();
+            }
+            vec![uid]
+        });
+        let options = ExportOptions { manage_gids: true, ..ExportOptions::default() };
+        let export = fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+        let (fs, lanes) = (Arc::new(fs), Arc::new(Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap()));
+        let (sender, told) = channel();
+        let access = |uid: u32| {
+            let mut user = Credential::unix(uid, uid, &[]);
+            let (of, lanes, root, sender) =
+                (Arc::clone(&fs), Arc::clone(&lanes), export.root().clone(), sender.clone());
+            let go = move |user: Result<Credential, FsError>| {
+                lanes.submit(0, 0, move |lane| {
+                    let done = user.and_then(|user| of.access(lane, &user, &root, Access::READ).result);
+                    sender.send((uid, done.map(drop).map_err(|error| error.kind()))).unwrap();
+                });
+            };
+            if fs.has_groups(&mut user, export.root()) {
+                go(Ok(user));
+            } else {
+                fs.look_up_groups(user, export.root(), go);
+            }
+        };
+        access(5);
+        assert_eq!(told.recv().unwrap(), (5, Ok(())));
+        for _ in 0..10 {
+            access(7);
+            // One whose groups are known is served.
+            access(5);
+            assert_eq!(told.recv().unwrap(), (5, Ok(())));
+        }
+        fs.groups.expire(Instant::now() + DEADLINE);
+        for _ in 0..10 {
+            assert_eq!(told.recv().unwrap(), (7, Err(ErrorKind::TryLater)));
+        }
+        access(7);
+        drop(hung);
+        assert_eq!(told.recv().unwrap(), (7, Ok(())));
     }
 
     #[test]

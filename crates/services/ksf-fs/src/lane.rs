@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -11,6 +12,8 @@ use smallvec::SmallVec;
 
 use crate::credential::Identity;
 use crate::error::{ErrorKind, FsError};
+use crate::owed::Owed;
+use crate::syncs::Syncs;
 use crate::sys;
 
 /// What a lane keeps of the server's capabilities. Among the others is CAP_SYS_RESOURCE, which the kernel does not drop with the
@@ -93,6 +96,10 @@ pub struct Lane {
     /// Modes of new files need no correction by the umask.
     has_own_umask: bool,
     entries: Vec<MaybeUninit<u8>>,
+    /// Syncs that the operation of now leaves to others; `None`: it makes them itself.
+    pub(crate) owed: Option<Owed>,
+    /// Who makes them.
+    syncs: Option<Arc<Syncs>>,
     /// Identities are the thread's: neither Send nor Sync.
     of_this_thread: PhantomData<*const ()>,
 }
@@ -116,6 +123,8 @@ impl Lane {
             is_lost: false,
             has_own_umask,
             entries: Vec::new(),
+            owed: None,
+            syncs: None,
             of_this_thread: PhantomData,
         })
     }
@@ -123,6 +132,22 @@ impl Lane {
     /// As whom operations run here.
     pub fn identities(&self) -> Identities {
         self.identities
+    }
+
+    /// Gives the lane somebody to leave syncs to.
+    pub(crate) fn leave_to(&mut self, syncs: Option<Arc<Syncs>>) {
+        self.syncs = syncs;
+    }
+
+    pub(crate) fn syncs(&self) -> Option<&Arc<Syncs>> {
+        self.syncs.as_ref()
+    }
+
+    /// Runs operations without their syncs, and returns those. The results count only after [`Fs::settle_owed`](crate::Fs::settle_owed).
+    pub fn owing<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, Owed) {
+        self.owed = Some(Owed::default());
+        let done = work(self);
+        (done, self.owed.take().unwrap_or_default())
     }
 
     /// Runs `work` as another user, and goes back to the server's identity, also after a panic.

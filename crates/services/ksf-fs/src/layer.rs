@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags, Statx};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Resource, getrlimit};
 
@@ -18,9 +18,10 @@ use crate::credential::{Credential, Identity};
 use crate::descriptors::{Descriptors, Mode};
 use crate::error::{ErrorKind, FsError};
 use crate::export::{Export, ExportError, ExportOptions};
-use crate::groups::GroupCache;
+use crate::groups::Groups;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
+use crate::owed::{Debt, Owed, What};
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
 
@@ -54,7 +55,8 @@ pub struct FsOptions {
     /// How long they are kept, in seconds. Default 60.
     pub group_seconds: u64,
     /// Files with data that was written and not yet committed; each has a descriptor, beside those of `descriptors_max`. For
-    /// one more the oldest is synced. At most a quarter of what the process may open. Default 1024.
+    /// one more the oldest is synced. While twice as many wait for that, a write of yet another file is told to come later. At most
+    /// an eighth of what the process may open. Default 1024.
     pub uncommitted_files_max: usize,
 }
 
@@ -102,7 +104,7 @@ pub struct Fs {
     attr_entries_max: usize,
     pub(crate) attrs: AttrCache,
     pub(crate) descriptors: Descriptors,
-    groups: GroupCache,
+    pub(crate) groups: Groups,
     pub(crate) uncommitted: Uncommitted,
     /// Random at the start of the server.
     first_verifier: u64,
@@ -151,8 +153,8 @@ impl Fs {
             attr_entries_max: options.attr_entries_max,
             attrs: AttrCache::default(),
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
-            groups: GroupCache::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 4)),
+            groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
+            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
             first_verifier: u64::from_be_bytes(verifier),
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             process,
@@ -181,6 +183,10 @@ impl Fs {
             self.table_entries_max,
             Verifier::new(self.first_verifier),
         )?);
+        if export.options().manage_gids {
+            let what = "start the thread that looks groups up";
+            self.groups.start().map_err(|error| ExportError::Io { path: path.to_owned(), what, error })?;
+        }
         if is_first_exclusive {
             self.attrs = AttrCache::new(self.attr_entries_max);
         }
@@ -199,6 +205,12 @@ impl Fs {
         self.exports.iter().find(|export| export.id() == id)
     }
 
+    /// The place of a handle's export among the exports; 0 for a handle of another layer.
+    pub fn share_of(&self, handle: &Handle) -> usize {
+        let id = handle.export_id();
+        self.exports.iter().position(|export| export.id() == id).unwrap_or(0)
+    }
+
     /// Checks bytes that should be a handle, without a system call.
     ///
     /// # Errors
@@ -214,11 +226,16 @@ impl Fs {
     /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
     /// not used for ten: a file that a local program removed keeps its space on the medium while it is open here.
     ///
-    /// A file with data that nobody committed for 30 seconds is brought to the medium, which may take its time, and one that has no
-    /// name any more is forgotten.
-    pub fn close_idle(&self) {
+    /// Files with data that nobody committed for 30 seconds are returned to be brought to the medium ([`Lanes::settle`]), and those
+    /// that have no name any more are forgotten.
+    ///
+    /// [`Lanes::settle`]: crate::Lanes::settle
+    pub fn close_idle(&self) -> Owed {
+        self.groups.expire(Instant::now());
         self.descriptors.close_idle();
-        self.uncommitted.age(has_no_name, |file| rustix::fs::fsync(file));
+        let due = self.uncommitted.age(has_no_name).into_iter();
+        let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
+        Owed { own: Vec::new(), others }
     }
 
     /// Figures until now.
@@ -259,9 +276,53 @@ impl Fs {
         if lane.identities() == Identities::Own {
             return Ok(Call { export, caller: Identity::own() });
         }
-        let user = credential.user(options).filter(|_| options.manage_gids);
-        let managed = user.map(|uid| self.groups.of(uid));
+        let managed = match user_of(credential, options) {
+            Some(_) if credential.managed.is_some() => credential.managed.clone(),
+            Some(uid) => Some(self.groups.of(uid)?),
+            None => None,
+        };
         Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
+    }
+
+    /// True if the groups of a caller are known, which are then among `credential`, or if they do not matter to the export. If not,
+    /// operations wait for them: see [`Fs::look_up_groups`].
+    pub fn has_groups(&self, credential: &mut Credential, handle: &Handle) -> bool {
+        let Some(uid) = self.user_to_ask_for(credential, handle) else { return true };
+        credential.managed = self.groups.known(uid);
+        credential.managed.is_some()
+    }
+
+    /// Looks the groups of a caller up on another thread, and goes on with `then`, there or here.
+    ///
+    /// # Errors
+    ///
+    /// `then` is given [`ErrorKind::TryLater`] if that takes longer than five seconds, by [`Fs::close_idle`], or if too many others
+    /// wait. After [`Fs::close`] it is dropped.
+    pub fn look_up_groups(
+        &self,
+        mut credential: Credential,
+        handle: &Handle,
+        then: impl FnOnce(Result<Credential, FsError>) + Send + 'static,
+    ) {
+        let Some(uid) = self.user_to_ask_for(&credential, handle) else { return then(Ok(credential)) };
+        let then = move |groups: Result<_, FsError>| {
+            then(groups.map(|groups| {
+                credential.managed = Some(groups);
+                credential
+            }));
+        };
+        self.groups.ask(uid, Box::new(then));
+    }
+
+    /// A server that is not root does not take its callers' groups.
+    fn user_to_ask_for(&self, credential: &Credential, handle: &Handle) -> Option<u32> {
+        let uid = user_of(credential, self.export(handle).ok()?.options())?;
+        rustix::process::geteuid().is_root().then_some(uid)
+    }
+
+    /// Drops the requests that wait for groups. Further ones are told to come later.
+    pub fn close(&self) {
+        self.groups.close();
     }
 
     /// The object of a handle and its attributes, as the server sees them.
@@ -310,8 +371,8 @@ impl Fs {
                 errno => errno.into(),
             });
         };
-        let opened =
-            table.open(handle, (export.root(), &export.root_descriptor), |folder, name| open_name(folder, name))?;
+        let root = (export.root(), &export.root_descriptor);
+        let opened = table.open(handle, root, |folder, name| self.open_name(folder, name))?;
         if export.handle_of(&opened)? != *handle {
             return Err(ErrorKind::Stale.into());
         }
@@ -381,6 +442,11 @@ impl Fs {
         }
     }
 
+    /// Opens a name in a folder, without its content. A link is opened itself.
+    pub(crate) fn open_name(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
+        self.with_room(|| open_object(folder, name)).map_err(name_error)
+    }
+
     /// The handle and the attributes of an object that was just opened, which is kept open. `place`: the folder and the name.
     pub(crate) fn found(
         &self,
@@ -403,15 +469,10 @@ impl Fs {
         }
     }
 
-    /// Keeps other changes of this object by this server out, but those that wait for the medium; a change of it begins.
+    /// Keeps other changes of this object by this server out; a change of it begins.
     pub(crate) fn lock(&self, handle: &Handle) -> Order<'_> {
         let lock = self.lock_at(lock_of(handle));
-        Order { changing: self.attrs.changing(handle), other: None, _locks: [Some(lock), None] }
-    }
-
-    /// A change of this object begins that waits for the medium: others do not wait for it.
-    pub(crate) fn unordered(&self, handle: &Handle) -> Order<'_> {
-        Order { changing: self.attrs.changing(handle), other: None, _locks: [None, None] }
+        Order { changing: self.attrs.changing(handle), other: None, _locks: (lock, None) }
     }
 
     /// [`Fs::lock`] of two objects.
@@ -421,7 +482,7 @@ impl Fs {
         let second = (low != high).then(|| self.lock_at(high));
         let changing = self.attrs.changing(one);
         let other = (!changing.is_of(two)).then(|| self.attrs.changing(two));
-        Order { changing, other, _locks: [Some(first), second] }
+        Order { changing, other, _locks: (first, second) }
     }
 
     /// What weak cache data has of an object before a change, asked for when the attributes after it are known. A client takes
@@ -442,11 +503,16 @@ impl Fs {
     }
 }
 
+/// The user whose groups an export wants looked up.
+fn user_of(credential: &Credential, options: &ExportOptions) -> Option<u32> {
+    credential.user(options).filter(|_| options.manage_gids)
+}
+
 /// A change of one object or two. It ends, and then the next in order may begin.
 pub(crate) struct Order<'a> {
     changing: Changing<'a>,
     other: Option<Changing<'a>>,
-    _locks: [Option<MutexGuard<'a, ()>>; 2],
+    _locks: (MutexGuard<'a, ()>, Option<MutexGuard<'a, ()>>),
 }
 
 impl<'a> Order<'a> {
@@ -462,7 +528,20 @@ fn lock_of(handle: &Handle) -> usize {
 
 pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
-    Ok(Attr::of(&stat, export.id(), export.device))
+    let device = (stat.stx_dev_major, stat.stx_dev_minor);
+    let part = if device == export.device {
+        0
+    } else {
+        part_of(device, rustix::fs::fstatvfs(object)?.f_fsid, export.file_system)
+    };
+    Ok(Attr::of(&stat, export.id(), part))
+}
+
+/// What tells the part of a file system that an object lies in from that of the root, whose id is `root`: its own id, which a
+/// subvolume of btrfs keeps; else the device, which is another one after a start. Never 0, which is the root's.
+fn part_of(device: (u32, u32), own: u64, root: u64) -> u32 {
+    let part = if own == root { (device.0 << 20) ^ device.1 } else { (own >> 32) as u32 ^ own as u32 };
+    part | 0x8000_0000
 }
 
 fn has_no_name(object: &OwnedFd) -> bool {
@@ -485,12 +564,7 @@ pub(crate) fn process_name(object: &OwnedFd) -> CString {
 }
 
 /// Opens a name in a folder, without its content. A link is opened itself.
-pub(crate) fn open_name(folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-    open_object(folder, name).map_err(name_error)
-}
-
-/// The same with the kernel's number.
-pub(crate) fn open_object(folder: &OwnedFd, name: &CStr) -> SysResult<OwnedFd> {
+fn open_object(folder: &OwnedFd, name: &CStr) -> SysResult<OwnedFd> {
     rustix::fs::openat2(folder, name, OBJECT, Permissions::empty(), INSIDE)
 }
 
@@ -503,9 +577,9 @@ pub(crate) fn name_error(errno: Errno) -> FsError {
 }
 
 /// Opens the folder that a folder lies in, on the same mount.
-pub(crate) fn open_up(folder: &OwnedFd) -> Result<OwnedFd, FsError> {
+pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
     let resolve = INSIDE.difference(ResolveFlags::BENEATH);
-    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve).map_err(name_error)
+    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve)
 }
 
 /// An error unless the root of the export is above the folder, or is it: a local program may have moved it away.
@@ -518,10 +592,15 @@ pub(crate) fn check_inside(export: &Export, folder: &OwnedFd) -> Result<(), FsEr
         if stat.stx_ino == export.root_inode && (stat.stx_dev_major, stat.stx_dev_minor) == export.device {
             return Ok(());
         }
-        let next = open_up(at).map_err(|_| outside())?;
+        let next = open_up(at).map_err(|errno| match errno {
+            // There may be a way up.
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => errno.into(),
+            _ => outside(),
+        })?;
         let up = rustix::fs::statx(&next, c"", AtFlags::EMPTY_PATH, ASKED)?;
-        if up.stx_ino == stat.stx_ino {
-            // The root of all is its own parent.
+        let device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
+        if (up.stx_ino, device(&up)) == (stat.stx_ino, device(&stat)) {
+            // The root of all is its own parent. All subvolumes of btrfs have one number, so it takes the device, too.
             return Err(outside());
         }
         above = Some(next);
@@ -567,3 +646,18 @@ pub(crate) fn permit(file: &OwnedFd, wanted: u32, caller: &Identity) -> SysResul
 pub(crate) const READ_BIT: u32 = 4;
 pub(crate) const WRITE_BIT: u32 = 2;
 pub(crate) const EXECUTE_BIT: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_file_system_is_told_by_its_id_and_by_its_device_if_it_has_none() {
+        let root = 0x1111_2222_3333_4444;
+        let subvolume = part_of((0, 50), 0x1111_2222_3333_4445, root);
+        assert_eq!(subvolume, part_of((0, 99), 0x1111_2222_3333_4445, root), "the same after a start");
+        assert_ne!(subvolume, part_of((0, 50), 0x1111_2222_3333_4446, root));
+        assert_ne!(part_of((0, 50), root, root), part_of((0, 51), root, root));
+        assert!([subvolume, part_of((0, 0), root, root), part_of((1, 1), 0, root)].iter().all(|part| *part != 0));
+    }
+}

@@ -6,9 +6,13 @@
 //!                                                │  as the caller: the operation, checked by the kernel
 //!                                                ▼  as the server: attributes
 //!                                             Seen, Changed: result and weak cache data
+//!                                                │
+//!                                                ▼  Lane::settle: what must be on the medium first
+//!                                             a thread for syncs, one for all who wait for an object
 //! ```
 //!
-//! Every operation runs on a lane, because it may wait for a disk; [`Fs::known_attr`] alone asks nothing but memory. A lane changes the identity of its own thread only; no check
+//! Every operation runs on a lane, because it may wait for a disk; [`Fs::known_attr`] alone asks nothing but memory. A sync would
+//! keep its lane for long, so operations leave it to other threads ([`Lane::owing`]). A lane changes the identity of its own thread only; no check
 //! of permissions is made here, with two exceptions that RFC 1813 (section 4.4) asks for: the owner of a file may read and write
 //! it, and who may execute a file may read it. Both hold for reads and writes by handle.
 //!
@@ -32,6 +36,9 @@ mod lanes;
 mod layer;
 mod lru;
 mod ops;
+mod owed;
+mod pool;
+mod syncs;
 #[allow(unsafe_code)]
 mod sys;
 mod table;
@@ -49,3 +56,4 @@ pub use ops::{
     Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, PathConf, ReadDone, Stable,
     TIME_DELTA, Written,
 };
+pub use owed::Owed;

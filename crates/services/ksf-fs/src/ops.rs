@@ -14,6 +14,8 @@ use std::ops::BitOr;
 use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
+pub(crate) use settle::changed_for_good;
+
 pub use list::{Cursor, Detail, Entry, Listed};
 
 /// Bytes of a file, at most (off_t).

@@ -4,11 +4,12 @@
 //! descriptors. So each file with such data is kept here with a descriptor that was open before the first write, and that nothing
 //! else brings to the medium. When fsync fails on it, the verifier of the export changes, which has every client write its data again.
 
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 
 use crate::handle::Handle;
 use crate::lru::Lru;
@@ -56,9 +57,16 @@ struct File {
     /// When it came here.
     since: u64,
     writes: Mutex<Writes>,
-    /// Writes that were done when the last sync began. Who waits for the medium holds it, and who comes meanwhile may find
-    /// that nothing is left to do.
-    synced: Mutex<u64>,
+    /// Who waits for the medium holds it, and who comes meanwhile may find that nothing is left to do.
+    synced: Mutex<Synced>,
+}
+
+#[derive(Debug, Default)]
+struct Synced {
+    /// Writes that were done when the last sync began.
+    writes: u64,
+    /// The writes that failed syncs were for, and the last error.
+    lost: Option<(RangeInclusive<u64>, Errno)>,
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +79,30 @@ struct Writes {
 #[derive(Debug)]
 #[must_use = "the write is done when this is dropped"]
 pub(crate) struct Writing(Arc<File>);
+
+/// The writes of a file up to one of them.
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: Arc<File>,
+    /// How many were done then.
+    number: u64,
+}
+
+impl Writing {
+    /// The write is done.
+    pub(crate) fn end(self) -> Written {
+        let file = Arc::clone(&self.0);
+        drop(self);
+        Written::now(file)
+    }
+}
+
+impl Written {
+    fn now(file: Arc<File>) -> Self {
+        let number = lock(&file.writes).done;
+        Self { file, number }
+    }
+}
 
 impl Drop for Writing {
     fn drop(&mut self) {
@@ -98,17 +130,20 @@ impl Uncommitted {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// A write begins that does not wait for the medium. Where there are too many files the oldest is brought there by `sync` first.
+    /// A write begins. Where it makes too many files, the oldest is returned, to be synced. `None`: there are twice as many as
+    /// there should be, because their syncs take long, and the write must not happen.
     pub(crate) fn writing(
         &self,
         handle: &Handle,
         descriptor: &Arc<OwnedFd>,
         verifier: &Verifier,
-        sync: impl Fn(&OwnedFd) -> Result<()>,
-    ) -> Writing {
+    ) -> Option<(Writing, Option<(Handle, Written)>)> {
         let mut files = lock(&self.files);
-        let file = match files.get(handle) {
-            Some(file) => Arc::clone(file),
+        let mut oldest = None;
+        let known = files.get(handle).map(|file| Arc::clone(file));
+        let file = match known {
+            Some(file) => file,
+            None if files.len() >= 2 * self.files_max => return None,
             None => {
                 let file = Arc::new(File {
                     descriptor: Arc::clone(descriptor),
@@ -118,21 +153,16 @@ impl Uncommitted {
                     synced: Mutex::default(),
                 });
                 files.insert(handle.clone(), Arc::clone(&file));
+                oldest = if files.len() > self.files_max { files.pop_oldest() } else { None };
                 file
             }
         };
         lock(&file.writes).under_way += 1;
-        let oldest = if files.len() > self.files_max { files.pop_oldest() } else { None };
         if let Some((oldest, file)) = &oldest {
             // Until it is on the medium a commit must find it.
             files.insert(oldest.clone(), Arc::clone(file));
         }
-        drop(files);
-        if let Some((oldest, file)) = oldest {
-            self.sync_file(&file, &sync).ok();
-            self.drop_clean(&oldest, &file);
-        }
-        Writing(file)
+        Some((Writing(file), oldest.map(|(handle, file)| (handle, Written::now(file)))))
     }
 
     /// Brings what was written to a file before the call to the medium, if it is not there; a file that is not known is left
@@ -143,8 +173,22 @@ impl Uncommitted {
     /// This call found that it is.
     pub(crate) fn sync(&self, handle: &Handle, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
         let Some(file) = lock(&self.files).get(handle).map(|file| Arc::clone(file)) else { return Ok(()) };
-        let synced = self.sync_file(&file, sync);
-        self.drop_clean(handle, &file);
+        self.sync_written(handle, &Written::now(file), sync)
+    }
+
+    /// Brings what was written to a file up to a write to the medium, if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// It may be lost, whoever found that.
+    pub(crate) fn sync_written(
+        &self,
+        handle: &Handle,
+        written: &Written,
+        sync: impl Fn(&OwnedFd) -> Result<()>,
+    ) -> Result<()> {
+        let synced = self.sync_file(written, sync);
+        self.drop_clean(handle, &written.file);
         synced
     }
 
@@ -155,7 +199,7 @@ impl Uncommitted {
         let is_clean = {
             let writes = lock(&file.writes);
             // One who waits for the medium looks after it by itself.
-            writes.under_way == 0 && file.synced.try_lock().is_ok_and(|synced| *synced == writes.done)
+            writes.under_way == 0 && file.synced.try_lock().is_ok_and(|synced| synced.writes == writes.done)
         };
         let gone = if is_same && is_clean { files.remove(handle) } else { None };
         drop(files);
@@ -174,47 +218,63 @@ impl Uncommitted {
         drop(gone);
     }
 
-    /// To be called once a second: forgets files that are gone, and brings those to the medium that came here long ago.
-    pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool, sync: impl Fn(&OwnedFd) -> Result<()>) {
+    /// To be called once a second: forgets files that are gone, and returns those to be synced that came here long ago.
+    pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         let looks = now.is_multiple_of(LOOK_SECONDS);
-        let mut due = Vec::new();
+        let mut looked_at = Vec::new();
         lock(&self.files).take_if(|handle, file| {
-            let is_old = now - file.since >= AGE_SECONDS;
+            // Once in a while only: a sync may take long.
+            let age = now - file.since;
+            let is_old = age > 0 && age.is_multiple_of(AGE_SECONDS);
             if is_old || looks {
-                due.push((handle.clone(), Arc::clone(file), is_old));
+                looked_at.push((handle.clone(), Arc::clone(file), is_old));
             }
             false
         });
         // Outside of the lock: a file system may take its time.
-        for (handle, file, is_old) in due {
+        let mut due = Vec::new();
+        for (handle, file, is_old) in looked_at {
             if is_gone(&file.descriptor) {
                 self.forget(&handle);
             } else if is_old {
-                self.sync_file(&file, &sync).ok();
-                self.drop_clean(&handle, &file);
+                due.push((handle, Written::now(file)));
             }
         }
+        due
+    }
+
+    /// Plays a medium on which the syncs of a file take as long as `work`.
+    #[cfg(test)]
+    pub(crate) fn hang<T>(&self, handle: &Handle, work: impl FnOnce() -> T) -> T {
+        let file = lock(&self.files).get(handle).map(|file| Arc::clone(file)).unwrap();
+        let _synced = lock(&file.synced);
+        work()
     }
 
     pub(crate) fn len(&self) -> usize {
         lock(&self.files).len()
     }
 
-    fn sync_file(&self, file: &File, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
-        let wanted = lock(&file.writes).done;
+    fn sync_file(&self, written: &Written, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
+        let file = &written.file;
         // One at a time waits for the medium: who comes second must see that the verifier has changed.
         let mut synced = lock(&file.synced);
-        if *synced >= wanted {
-            return Ok(());
+        if synced.writes >= written.number {
+            return match &synced.lost {
+                Some((lost, errno)) if lost.contains(&written.number) => Err(*errno),
+                _ => Ok(()),
+            };
         }
         let done = lock(&file.writes).done;
         let result = sync(&file.descriptor);
-        if result.is_err() {
+        if let Err(errno) = result {
             self.lost(&file.verifier);
+            let first = synced.lost.as_ref().map_or(synced.writes + 1, |(lost, _)| *lost.start());
+            synced.lost = Some((first..=done, errno));
         }
         // What is lost is not to be synced either.
-        *synced = done;
+        synced.writes = done;
         result
     }
 
@@ -251,12 +311,18 @@ mod tests {
         Err(Errno::IO)
     }
 
+    fn write(uncommitted: &Uncommitted, handle: &Handle, fd: &Arc<OwnedFd>, verifier: &Verifier) -> Written {
+        let (writing, oldest) = uncommitted.writing(handle, fd, verifier).unwrap();
+        assert!(oldest.is_none());
+        writing.end()
+    }
+
     #[test]
     fn a_loss_changes_the_verifier_of_its_export_once() {
         let uncommitted = Uncommitted::new(10);
         let (fd, here, there) = (descriptor(), Verifier::new(5), Verifier::new(5));
-        drop(uncommitted.writing(&handle(1), &fd, &here, well));
-        drop(uncommitted.writing(&handle(2), &fd, &there, well));
+        write(&uncommitted, &handle(1), &fd, &here);
+        write(&uncommitted, &handle(2), &fd, &there);
         assert_eq!(uncommitted.sync(&handle(1), badly), Err(Errno::IO));
         assert_eq!(uncommitted.len(), 1, "there is nothing to be kept of it");
         assert_eq!(here.get(), 6_u64.to_be_bytes());
@@ -274,38 +340,68 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_displaced_is_synced_with_its_first_descriptor() {
+    fn one_sync_serves_all_writes_before_it_and_its_failure_is_told_to_each() {
+        let uncommitted = Uncommitted::new(10);
+        let (file, fd, verifier) = (handle(1), descriptor(), Verifier::new(5));
+        let synced = Cell::new(0);
+        let counted = |result: Result<()>| {
+            synced.set(synced.get() + 1);
+            result
+        };
+        let [first, second] = [(); 2].map(|()| write(&uncommitted, &file, &fd, &verifier));
+        assert_eq!(uncommitted.sync_written(&file, &second, |_| counted(Ok(()))), Ok(()));
+        // The file was let go, and comes back as another one.
+        let third = write(&uncommitted, &file, &fd, &verifier);
+        assert_eq!(uncommitted.sync_written(&file, &first, |_| counted(Ok(()))), Ok(()));
+        assert_eq!((synced.get(), uncommitted.len()), (1, 1));
+        let across = uncommitted.writing(&file, &fd, &verifier).unwrap().0;
+        let fourth = write(&uncommitted, &file, &fd, &verifier);
+        assert_eq!(uncommitted.sync_written(&file, &third, |_| counted(Err(Errno::IO))), Err(Errno::IO));
+        let fifth = across.end();
+        assert_eq!(uncommitted.sync_written(&file, &fifth, |_| counted(Ok(()))), Ok(()));
+        assert_eq!(uncommitted.sync_written(&file, &fourth, |_| counted(Ok(()))), Err(Errno::IO), "found by another");
+        assert_eq!((synced.get(), uncommitted.failures(), uncommitted.len()), (3, 1, 0));
+    }
+
+    #[test]
+    fn the_oldest_of_too_many_files_is_to_be_synced_and_twice_as_many_are_the_end() {
         let uncommitted = Uncommitted::new(2);
         let (first, other, verifier) = (descriptor(), descriptor(), Verifier::new(5));
-        let synced = Cell::new(0);
+        for (number, descriptor) in [(1, &first), (1, &other), (2, &other)] {
+            write(&uncommitted, &handle(number), descriptor, &verifier);
+        }
+        let mut due = Vec::new();
+        for number in [3, 4] {
+            let (writing, oldest) = uncommitted.writing(&handle(number), &other, &verifier).unwrap();
+            drop(writing);
+            due.push(oldest.unwrap());
+        }
+        assert!(uncommitted.writing(&handle(5), &other, &verifier).is_none());
+        // A file that is there may be written.
+        write(&uncommitted, &handle(1), &other, &verifier);
+        assert_eq!(due.iter().map(|(due, _)| due.clone()).collect::<Vec<_>>(), [handle(1), handle(2)]);
         let sync = |fd: &OwnedFd| {
-            assert!(std::ptr::eq(fd, &*first));
-            synced.set(synced.get() + 1);
+            assert!(std::ptr::eq(fd, &*first), "its descriptor is the one from before the first write");
             Err(Errno::NOSPC)
         };
-        for (number, descriptor) in [(1, &first), (1, &other), (2, &other)] {
-            drop(uncommitted.writing(&handle(number), descriptor, &verifier, sync));
-        }
-        assert_eq!(synced.get(), 0);
-        drop(uncommitted.writing(&handle(3), &other, &verifier, sync));
-        assert_eq!((synced.get(), uncommitted.len()), (1, 2));
-        assert_eq!(verifier.get(), 6_u64.to_be_bytes());
+        assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, sync), Err(Errno::NOSPC));
+        assert_eq!((uncommitted.len(), verifier.get()), (3, 6_u64.to_be_bytes()));
+        assert!(uncommitted.writing(&handle(5), &other, &verifier).is_some());
     }
 
     #[test]
     fn what_is_written_while_a_commit_waits_is_not_taken_for_committed() {
         let uncommitted = Uncommitted::new(2);
         let (file, fd, verifier) = (handle(1), descriptor(), Verifier::new(5));
-        let write = || uncommitted.writing(&file, &fd, &verifier, well);
-        drop(write());
+        write(&uncommitted, &file, &fd, &verifier);
         // Begun and done during the sync; begun before it and done after it.
         let within = |_: &OwnedFd| {
-            drop(write());
+            write(&uncommitted, &file, &fd, &verifier);
             Ok(())
         };
         assert_eq!(uncommitted.sync(&file, within), Ok(()));
         assert_eq!(uncommitted.len(), 1);
-        let across = write();
+        let across = uncommitted.writing(&file, &fd, &verifier).unwrap().0;
         assert_eq!(uncommitted.sync(&file, well), Ok(()));
         drop(across);
         assert_eq!(uncommitted.len(), 1);
@@ -315,25 +411,25 @@ mod tests {
     }
 
     #[test]
-    fn files_are_brought_to_the_medium_when_they_are_old_and_forgotten_when_they_are_gone() {
+    fn files_that_are_old_are_to_be_synced_and_those_that_are_gone_are_forgotten() {
         let uncommitted = Uncommitted::new(10);
         let (fd, verifier) = (descriptor(), Verifier::new(5));
-        let synced = Cell::new(0);
-        let sync = |_: &OwnedFd| {
-            synced.set(synced.get() + 1);
-            Ok(())
-        };
-        drop(uncommitted.writing(&handle(1), &fd, &verifier, well));
-        (1..AGE_SECONDS).for_each(|_| uncommitted.age(|_| false, sync));
-        assert_eq!((synced.get(), uncommitted.len()), (0, 1));
-        let across = uncommitted.writing(&handle(1), &fd, &verifier, well);
-        uncommitted.age(|_| false, sync);
-        assert_eq!((synced.get(), uncommitted.len()), (1, 1), "a write is under way");
+        write(&uncommitted, &handle(1), &fd, &verifier);
+        for _ in 1..AGE_SECONDS {
+            assert!(uncommitted.age(|_| false).is_empty());
+        }
+        let across = uncommitted.writing(&handle(1), &fd, &verifier).unwrap().0;
+        let due = uncommitted.age(|_| false);
+        assert_eq!(due[0].0, handle(1));
+        assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));
+        assert_eq!((due.len(), uncommitted.len()), (1, 1), "a write is under way");
         drop(across);
-        uncommitted.age(|_| false, sync);
-        assert_eq!((synced.get(), uncommitted.len()), (2, 0));
-        drop(uncommitted.writing(&handle(1), &fd, &verifier, well));
-        (0..LOOK_SECONDS).for_each(|_| uncommitted.age(|_| true, badly));
+        let due: Vec<_> = (0..AGE_SECONDS).flat_map(|_| uncommitted.age(|_| false)).collect();
+        assert_eq!(due.len(), 1, "not each second");
+        assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));
+        assert_eq!(uncommitted.len(), 0);
+        write(&uncommitted, &handle(1), &fd, &verifier);
+        (0..LOOK_SECONDS).for_each(|_| assert!(uncommitted.age(|_| true).is_empty()));
         assert_eq!((uncommitted.failures(), uncommitted.len()), (0, 0));
     }
 }

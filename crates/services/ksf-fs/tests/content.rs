@@ -4,8 +4,13 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
-use ksf_fs::{CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, SetAttr, Squash, Stable};
+use ksf_fs::{CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, Owed, SetAttr, Squash, Stable};
 use ksf_test::own_run_or_skip;
+
+/// Makes what is left to the threads of a server.
+fn settle(lane: &Lane, fs: &Fs, owed: &Owed) {
+    fs.settle_owed(lane, owed).unwrap();
+}
 
 #[test]
 fn bytes_come_back_from_where_they_were_written() {
@@ -121,7 +126,7 @@ fn descriptors_are_bounded_and_idle_ones_are_closed() {
             assert!(served.fs.counters().descriptors <= 48, "{:?}", served.fs.counters());
         }
         assert!(served.fs.counters().evicted > 0);
-        (0..20).for_each(|_| served.fs.close_idle());
+        (0..20).for_each(|_| settle(lane, &served.fs, &served.fs.close_idle()));
         assert_eq!(served.fs.counters().descriptors, 0);
         let read = |lane: &mut Lane, file| served.fs.read(lane, &root(), file, 0, &mut [0; 4]).result.unwrap().count;
         assert_eq!(read(lane, &files[0]), 4);
@@ -156,7 +161,7 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
         write(lane).result.unwrap();
         assert_eq!(open_for_writing(&path), 1);
         for _ in 0..2 {
-            served.fs.close_idle();
+            settle(lane, &served.fs, &served.fs.close_idle());
         }
         assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 1));
         served.fs.commit(lane, &file).result.unwrap();
@@ -173,7 +178,7 @@ fn what_nobody_commits_is_brought_to_the_medium_and_what_is_gone_is_forgotten() 
             served.fs.write(lane, &root(), file, 0, b"text", Stable::Unstable).result.unwrap();
         }
         fs::remove_file(served.path("gone")).unwrap();
-        let passes = |seconds| (0..seconds).for_each(|_| served.fs.close_idle());
+        let passes = |seconds| (0..seconds).for_each(|_| settle(lane, &served.fs, &served.fs.close_idle()));
         passes(12);
         assert_eq!(served.fs.counters().uncommitted_files, 1);
         passes(20);

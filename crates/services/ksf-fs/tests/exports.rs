@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
-use ksf_test::{root_or_skip, skip};
+use ksf_test::{own_run_or_skip, root_or_skip, skip};
 
 /// Why a path cannot be exported beside those that are.
 fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
@@ -56,6 +56,75 @@ fn a_key_that_others_read_or_that_is_damaged_is_refused() {
         fs::write(&key, damage).unwrap();
         assert!(refused(&mut layer, &data, &state).contains("is damaged"), "{damage:?}");
     }
+}
+
+#[test]
+fn a_key_that_is_not_the_servers_own_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+    let open = || Fs::new(FsOptions::default()).unwrap().add_export(&data, &state, ExportOptions::default());
+    open().unwrap();
+    let key = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
+    let refused = |how: &str| {
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("not a file of the server's user") && error.lines().count() == 1, "{how}: {error}");
+    };
+    let elsewhere = folder.path().join("elsewhere");
+    fs::rename(&key, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &key).unwrap();
+    refused("a link");
+    fs::remove_file(&key).unwrap();
+    ksf_test::succeeds(&["mkfifo", "-m", "600", key.to_str().unwrap()]);
+    refused("a FIFO");
+    fs::remove_file(&key).unwrap();
+    fs::rename(&elsewhere, &key).unwrap();
+    open().unwrap();
+    if let Some(()) = root_or_skip("a file of another user") {
+        std::os::unix::fs::chown(&key, Some(1000), None).unwrap();
+        refused("another user's");
+    }
+}
+
+/// Its handles name inodes, which are others' in what is there now: with the old folder beside it, they would open files that are
+/// not exported.
+#[test]
+fn handles_are_none_when_another_folder_or_file_system_is_in_the_place_of_theirs() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let file = served.make(lane, "file").handle;
+        let root = served.root().clone();
+        let top = served.path("..").canonicalize().unwrap();
+        let [data, old, copy] = ["data", "old", "copy"].map(|name| top.join(name));
+        fs::rename(&data, &old).unwrap();
+        ksf_test::succeeds(&["cp", "-a", old.to_str().unwrap(), data.to_str().unwrap()]);
+        let served = served.restarted();
+        for handle in [&file, &root] {
+            assert_eq!(kind(served.fs.decode(handle.as_bytes())), ErrorKind::BadHandle);
+        }
+        assert!(served.fs.decode(served.find(lane, "file").handle.as_bytes()).is_ok());
+        // The folder comes back, and so do its handles.
+        fs::rename(&data, copy).unwrap();
+        fs::rename(&old, &data).unwrap();
+        let served = served.restarted();
+        assert_eq!(served.fs.decode(file.as_bytes()).unwrap(), file);
+    });
+    let mounted = || {
+        let Some(()) = own_run_or_skip("file systems of its own") else { return };
+        fs::create_dir("/run/data").unwrap();
+        let root = || {
+            ksf_test::succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/data"]);
+            let mut layer = Fs::new(FsOptions::default()).unwrap();
+            let export =
+                layer.add_export("/run/data".as_ref(), "/run/state".as_ref(), ExportOptions::default()).unwrap();
+            (export.root().clone(), layer)
+        };
+        let (first, _) = root();
+        let (second, layer) = root();
+        assert_eq!(kind(layer.decode(first.as_bytes())), ErrorKind::BadHandle);
+        assert!(layer.decode(second.as_bytes()).is_ok());
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
 }
 
 #[test]

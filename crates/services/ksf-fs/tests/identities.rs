@@ -178,6 +178,31 @@ fn squashed_callers_are_the_anonymous_user() {
 
 /// A user that the system does not know has no more groups, and what the wire says does not count.
 #[test]
+fn a_device_has_the_numbers_that_were_asked_for_or_is_not_made() {
+    let Some(()) = root_or_skip("devices") else { return };
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let attr = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+        let make = |lane: &mut Lane, name: &[u8], node| {
+            served.fs.mknod(lane, &root(), served.root(), name, node, &attr).result
+        };
+        for (at, (major, minor)) in [(1, 3), (0xfff, 0xf_ffff), (0, 0x100), (0x100, 0)].into_iter().enumerate() {
+            for (kind, node) in [("c", Node::CharDevice(major, minor)), ("b", Node::BlockDevice(major, minor))] {
+                let made = make(lane, format!("{kind}{at}").as_bytes(), node).unwrap();
+                assert_eq!(made.attr.device, (major, minor));
+            }
+        }
+        // Cut to what the kernel takes the first would be /dev/null.
+        for (major, minor) in [(0x1001, 3), (1, 0x10_0003), (u32::MAX, u32::MAX)] {
+            for node in [Node::CharDevice(major, minor), Node::BlockDevice(major, minor)] {
+                assert_eq!(kind(make(lane, b"none", node)), ErrorKind::Invalid);
+                assert!(!served.path("none").exists());
+            }
+        }
+    });
+}
+
+#[test]
 fn managed_groups_are_those_of_the_system() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {

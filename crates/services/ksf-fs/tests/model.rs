@@ -180,7 +180,7 @@ fn by_handles(served: &Served, lane: &mut Lane, step: &Step) -> Outcome {
                 names.sort();
                 return Ok(names);
             }
-            Step::CloseIdle => layer.close_idle(),
+            Step::CloseIdle => layer.settle_owed(lane, &layer.close_idle()).unwrap(),
         }
         Ok(Vec::new())
     })();

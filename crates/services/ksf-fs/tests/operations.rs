@@ -225,6 +225,67 @@ fn helper_changes_without_descriptors() {
     });
 }
 
+/// Looks at a folder of 100 entries while there are no descriptors but those that the layer keeps.
+#[test]
+#[ignore = "a part of the test below"]
+fn helper_looks_without_descriptors() {
+    if !is_helper() {
+        return;
+    }
+    let few = Rlimit { current: Some(120), maximum: Some(120) };
+    setrlimit(Resource::Nofile, few).unwrap();
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir, root) = (&served.fs, served.root(), &root());
+        let folder = layer.mkdir(lane, root, dir, b"folder", &NONE).result.unwrap().handle;
+        for name in 0..100 {
+            fs::write(served.path(&format!("folder/{name}")), "").unwrap();
+        }
+        let name = |at: usize| format!("{}", at % 100).into_bytes();
+        let taken = || std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect::<Vec<_>>();
+        let list = |lane: &mut Lane| {
+            let (mut all, mut whole) = (0, 0);
+            let take = &mut |entry: ksf_fs::Entry<'_>| {
+                all += 1;
+                whole += usize::from(entry.found.is_some());
+                true
+            };
+            let from = ksf_fs::Cursor::default();
+            layer.list(lane, root, &folder, from, ksf_fs::Detail::Handles, take).result.map(|_| (all, whole))
+        };
+        // Some are kept, and there is room for no more.
+        let look_at = |lane: &mut Lane, at: usize| layer.lookup(lane, root, &folder, &name(at)).result.map(drop);
+        let calls: [&dyn Fn(&mut Lane); 3] = [
+            &|lane| look_at(lane, 50).unwrap(),
+            &|lane| assert!(layer.lookup(lane, root, &folder, b"..").result.is_ok()),
+            // All but `..` of which nothing is told.
+            &|lane| assert_eq!(list(lane).unwrap(), (102, 101)),
+        ];
+        for call in calls {
+            (0..30).for_each(|at| look_at(lane, at).unwrap());
+            let evicted = layer.counters().evicted;
+            let others = taken();
+            call(lane);
+            drop(others);
+            assert!(layer.counters().evicted > evicted, "others were closed for it");
+        }
+        // Nothing is kept but the folder: entries without attributes, and a name that is to be asked for later.
+        (0..20).for_each(|_| layer.settle_owed(lane, &layer.close_idle()).unwrap());
+        layer.getattr(lane, &folder).unwrap();
+        list(lane).unwrap();
+        let _others = taken();
+        assert_eq!(list(lane).unwrap(), (102, 1));
+        let _more = taken();
+        assert_eq!(kind(look_at(lane, 50)), ErrorKind::TryLater);
+    });
+}
+
+#[test]
+fn descriptors_that_are_kept_give_way_to_look_ups_and_listings() {
+    let ran = Helper::command("operations::helper_looks_without_descriptors").output().unwrap();
+    assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+}
+
 #[test]
 fn a_change_that_was_made_is_never_to_be_sent_again() {
     let ran = Helper::command("operations::helper_changes_without_descriptors").output().unwrap();

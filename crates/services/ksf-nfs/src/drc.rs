@@ -10,7 +10,8 @@
 //!      │
 //!      ├─► Replay: the kept reply
 //!      ├─► Waits: the first try is being carried out, and its reply answers this one, too
-//!      └─► Full: everything here is under way
+//!      ├─► Foreign: it looks like what another connection has under way
+//!      └─► Full: the client has too much under way
 //! ```
 //!
 //! **What a request is known by** ([`RequestKey`]): the client's address, the xid, program and procedure, and a checksum
@@ -20,15 +21,23 @@
 //! machine (AUTH_NONE) tells too little for that. Its reply serves another connection only once the first one has ended
 //! ([`Origin`]).
 //!
-//! **Bounds**: entries and bytes. Replies that nobody asked for again go in the order in which they were made, and after
-//! [`DrcLimits::age_max_ms`]. What is under way is never given up; while nothing else is left, a request is refused.
+//! **Bounds**: entries and bytes. For a new request the oldest reply goes of the client whose replies take the most bytes, so that
+//! no client pushes out the replies to another one that has fewer. Of that client, replies to WRITE go first while they are at least
+//! half of its entries: a WRITE that is carried out twice has the same end, a REMOVE has not, and clients write much and remove little.
+//! Replies are not given after [`DrcLimits::age_max_ms`]. What is under way is never given up, and one client has half of the
+//! entries under way at most; above that its requests are refused.
+//!
+//! A try of what is under way is never refused: to a client that would be the reply, and it would send the request anew, as
+//! another one. It waits, and counts in the budget of its connection.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use ksf_proto::oncrpc::{Call, Credential};
+use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
+
+use crate::procedure::Procedure;
 
 /// Bounds of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +68,7 @@ pub const ENTRY_BYTES: usize = 2 * size_of::<RequestKey>() + 96;
 const CHECKED_BYTES: usize = 256;
 
 /// Who sent a request, as far as the transport tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientAddress {
     ip: IpAddr,
 }
@@ -84,6 +93,12 @@ pub struct RequestKey {
     program: u32,
     procedure: u32,
     checksum: u64,
+}
+
+impl RequestKey {
+    fn is_write(&self) -> bool {
+        self.program == NFS_PROGRAM && self.procedure == Procedure::Write as u32
+    }
 }
 
 /// The connection that a request came by. All requests of one connection have the same origin.
@@ -116,9 +131,6 @@ impl CameBy {
     }
 }
 
-/// Most tries of one request that wait for the reply to its first one.
-pub const WAITING_MAX: usize = 4;
-
 /// What there is to do for a request, whose way to its sender is `W`.
 #[derive(Debug)]
 pub enum Begun<W> {
@@ -128,12 +140,15 @@ pub enum Begun<W> {
     Replay(W, Arc<[u8]>),
     /// It is being carried out; [`Ticket::end`] of its first try returns what answers this one.
     Waits,
-    /// There is no room, or [`WAITING_MAX`] tries wait already: the client is to try later.
+    /// Another connection, whose credential names no machine either, has the same request under way. It may be of another client, so
+    /// neither is its reply given nor is this one carried out: the connection is to be closed, over another one the client asks again.
+    Foreign(W),
+    /// There is no room: the client is to try later.
     Full(W),
 }
 
 enum State<W> {
-    UnderWay { waiting: Vec<W> },
+    UnderWay { waiting: Vec<(Weak<()>, W)> },
     Done { reply: Arc<[u8]>, at_ms: u64 },
 }
 
@@ -144,57 +159,105 @@ struct Entry<W> {
     state: State<W>,
 }
 
+/// What one client has in a stripe.
+#[derive(Default)]
+struct OfClient {
+    /// Entries that are done, the oldest first. One whose number is not that of the entry was replaced.
+    writes: VecDeque<(RequestKey, u64)>,
+    others: VecDeque<(RequestKey, u64)>,
+    /// Of those that are done.
+    bytes: usize,
+    under_way: usize,
+}
+
 struct Stripe<W> {
     entries: HashMap<RequestKey, Entry<W>>,
-    /// Entries that are done, the oldest first. One whose number is not that of the entry was replaced.
-    done: VecDeque<(RequestKey, u64)>,
+    clients: HashMap<ClientAddress, OfClient>,
+    /// Clients by the bytes of their entries that are done, where there are any.
+    by_bytes: BTreeSet<(usize, ClientAddress)>,
     bytes: usize,
     last_number: u64,
 }
 
 impl<W> Default for Stripe<W> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), done: VecDeque::new(), bytes: 0, last_number: 0 }
+        Self { entries: HashMap::new(), clients: HashMap::new(), by_bytes: BTreeSet::new(), bytes: 0, last_number: 0 }
     }
 }
 
 impl<W> Stripe<W> {
-    /// Forgets the oldest reply; false if there is none.
-    fn forget_oldest(&mut self) -> bool {
-        while let Some((key, number)) = self.done.pop_front() {
-            if self.entries.get(&key).is_some_and(|entry| entry.number == number) {
-                self.remove(&key);
-                return true;
+    /// Changes what a client has. A client that has nothing is forgotten.
+    fn change<T>(&mut self, client: ClientAddress, change: impl FnOnce(&mut OfClient) -> T) -> T {
+        let of_client = self.clients.entry(client).or_default();
+        let before = of_client.bytes;
+        let changed = change(of_client);
+        let (after, is_empty) = (of_client.bytes, of_client.bytes == 0 && of_client.under_way == 0);
+        if after != before {
+            self.by_bytes.remove(&(before, client));
+            if after > 0 {
+                self.by_bytes.insert((after, client));
             }
         }
-        false
+        if is_empty {
+            self.clients.remove(&client);
+        }
+        changed
     }
 
-    fn forget_old(&mut self, now_ms: u64, age_max_ms: u64) {
-        while let Some(&(key, number)) = self.done.front() {
-            // An entry of this number that is in the queue is done.
-            let at_ms =
-                self.entries.get(&key).filter(|entry| entry.number == number).and_then(|entry| match entry.state {
-                    State::Done { at_ms, .. } => Some(at_ms),
-                    State::UnderWay { .. } => None,
-                });
-            if at_ms.is_some_and(|at_ms| now_ms.saturating_sub(at_ms) <= age_max_ms) {
-                return;
-            }
-            self.done.pop_front();
-            if at_ms.is_some() {
-                self.remove(&key);
+    /// Forgets the oldest reply of the client with the most; false if there is none.
+    fn forget_oldest(&mut self) -> bool {
+        let Some(&(_, client)) = self.by_bytes.last() else { return false };
+        let oldest = self.change(client, |of_client| {
+            let writes_first = of_client.writes.len() >= of_client.others.len();
+            let (first, second) = if writes_first {
+                (&mut of_client.writes, &mut of_client.others)
+            } else {
+                (&mut of_client.others, &mut of_client.writes)
+            };
+            first.pop_front().or_else(|| second.pop_front())
+        });
+        if let Some((key, number)) = oldest
+            && self.entries.get(&key).is_some_and(|entry| entry.number == number)
+        {
+            self.remove(&key);
+        }
+        // One that was replaced made room when it was.
+        oldest.is_some()
+    }
+
+    /// Forgets the replies to a client that are too old.
+    fn forget_old(&mut self, client: ClientAddress, now_ms: u64, age_max_ms: u64) {
+        let is_old = |entry: &Entry<W>| matches!(entry.state, State::Done { at_ms, .. } if now_ms.saturating_sub(at_ms) > age_max_ms);
+        for writes in [true, false] {
+            while let Some(of_client) = self.clients.get_mut(&client) {
+                let queue = if writes { &mut of_client.writes } else { &mut of_client.others };
+                let Some(&(key, number)) = queue.front() else { break };
+                let is_same = self.entries.get(&key).filter(|entry| entry.number == number);
+                if is_same.is_some_and(|entry| !is_old(entry)) {
+                    break;
+                }
+                queue.pop_front();
+                if is_same.is_some() {
+                    self.remove(&key);
+                }
             }
         }
     }
 
     fn remove(&mut self, key: &RequestKey) -> Option<Entry<W>> {
         let entry = self.entries.remove(key)?;
-        let reply_bytes = match &entry.state {
-            State::Done { reply, .. } => reply.len(),
-            State::UnderWay { .. } => 0,
+        let bytes = match &entry.state {
+            State::Done { reply, .. } => {
+                let bytes = ENTRY_BYTES + reply.len();
+                self.change(key.client, |of_client| of_client.bytes -= bytes);
+                bytes
+            }
+            State::UnderWay { .. } => {
+                self.change(key.client, |of_client| of_client.under_way -= 1);
+                ENTRY_BYTES
+            }
         };
-        self.bytes -= ENTRY_BYTES + reply_bytes;
+        self.bytes -= bytes;
         Some(entry)
     }
 }
@@ -283,20 +346,26 @@ impl<W> Drc<W> {
         let limits = &self.0.limits;
         let mut stripe = self.0.stripe(&key);
         let stripe = &mut *stripe;
-        stripe.forget_old(now_ms, limits.age_max_ms);
+        stripe.forget_old(key.client, now_ms, limits.age_max_ms);
         if let Some(entry) = stripe.entries.get_mut(&key) {
             let repeats = entry.came_by.may_be_repeated_by(origin);
             match &mut entry.state {
                 State::Done { reply, .. } if repeats => return Begun::Replay(way, Arc::clone(reply)),
                 // Of another client that names no machine: its reply goes, because there is one place for both.
                 State::Done { .. } => {}
-                State::UnderWay { waiting } if repeats && waiting.len() < WAITING_MAX => {
-                    waiting.push(way);
+                State::UnderWay { waiting } if repeats => {
+                    // A client that connects again and again while a disk hangs leaves nothing behind.
+                    waiting.retain(|(by, _)| by.strong_count() > 0);
+                    waiting.push((Arc::downgrade(&origin.0), way));
                     return Begun::Waits;
                 }
-                State::UnderWay { .. } => return Begun::Full(way),
+                State::UnderWay { .. } => return Begun::Foreign(way),
             }
             stripe.remove(&key);
+        }
+        let under_way = stripe.clients.get(&key.client).map_or(0, |of_client| of_client.under_way);
+        if under_way >= limits.entries_max.div_ceil(2) {
+            return Begun::Full(way);
         }
         while stripe.entries.len() >= limits.entries_max || stripe.bytes + ENTRY_BYTES > limits.bytes_max {
             if !stripe.forget_oldest() {
@@ -305,6 +374,7 @@ impl<W> Drc<W> {
         }
         stripe.last_number += 1;
         stripe.bytes += ENTRY_BYTES;
+        stripe.change(key.client, |of_client| of_client.under_way += 1);
         let came_by = CameBy { origin: Arc::downgrade(&origin.0), named };
         let state = State::UnderWay { waiting: Vec::new() };
         stripe.entries.insert(key, Entry { came_by, number: stripe.last_number, state });
@@ -350,10 +420,16 @@ impl<W> Ticket<W> {
         let Some(entry) = stripe.entries.get_mut(&self.key) else { return Vec::new() };
         let done = State::Done { reply: results.into(), at_ms: now_ms };
         let State::UnderWay { waiting } = std::mem::replace(&mut entry.state, done) else { return Vec::new() };
-        stripe.done.push_back((self.key, entry.number));
+        let (key, number) = (self.key, entry.number);
+        stripe.change(key.client, |of_client| {
+            of_client.under_way -= 1;
+            of_client.bytes += ENTRY_BYTES + results.len();
+            let queue = if key.is_write() { &mut of_client.writes } else { &mut of_client.others };
+            queue.push_back((key, number));
+        });
         stripe.bytes += results.len();
         while stripe.bytes > shared.limits.bytes_max && stripe.forget_oldest() {}
-        waiting
+        waiting.into_iter().map(|(_, way)| way).collect()
     }
 
     /// The request was not carried out, and another try of it should be. The tries that wait are returned, to be answered
@@ -366,7 +442,7 @@ impl<W> Ticket<W> {
         self.is_over = true;
         let entry = self.drc.0.stripe(&self.key).remove(&self.key);
         match entry.map(|entry| entry.state) {
-            Some(State::UnderWay { waiting }) => waiting,
+            Some(State::UnderWay { waiting }) => waiting.into_iter().map(|(_, way)| way).collect(),
             _ => Vec::new(),
         }
     }

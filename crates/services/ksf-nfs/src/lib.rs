@@ -1,4 +1,4 @@
-//! The NFSv3 server (RFC 1813): the programs NFS 3, MOUNT 3 and NLM 4 for the RPC service, over the file layer `ksf-fs`.
+//! The NFSv3 server (RFC 1813): the programs NFS 3 and MOUNT 3 for the RPC service, over the file layer `ksf-fs`.
 //!
 //! ```text
 //! NfsService ─► NfsProgram::call ── arguments, handle, export, client ── refused ─► reply
@@ -21,7 +21,6 @@ mod counters;
 pub mod drc;
 mod exports;
 mod mount;
-mod nlm;
 mod procedure;
 mod program;
 mod request;

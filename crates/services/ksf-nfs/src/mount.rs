@@ -91,19 +91,23 @@ impl MountProgram {
             });
         }
         let caller = caller_of(&call.credential);
-        let (core, mounts) = (Arc::clone(&self.core), Arc::clone(&self.mounts));
+        let (core, lanes, mounts) = (Arc::clone(&self.core), Arc::clone(&self.lanes), Arc::clone(&self.mounts));
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
-        self.lanes.submit(path_bytes(&below), move |lane| {
-            let found = descend(&core, lane, &caller, root, &below);
-            if found.is_ok() {
-                mounts.note(sender.ip(), path);
-            }
-            way.results(|out| {
-                match found {
-                    Ok(handle) => put_mounted(out, &handle),
-                    Err(status) => out.put_u32(status.0),
+        let top = root.clone();
+        self.core.fs.look_up_groups(caller, &top, move |caller| {
+            lanes.submit(core.fs.share_of(&root), path_bytes(&below), move |lane| {
+                let caller = caller.map_err(|error| mount_status(error.kind()));
+                let found = caller.and_then(|caller| descend(&core, lane, &caller, root, &below));
+                if found.is_ok() {
+                    mounts.note(sender.ip(), path);
                 }
-                Ok(())
+                way.results(|out| {
+                    match found {
+                        Ok(handle) => put_mounted(out, &handle),
+                        Err(status) => out.put_u32(status.0),
+                    }
+                    Ok(())
+                });
             });
         });
         answered

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Credential as Caller, Fs, Lane, Lanes};
+use ksf_fs::{Credential as Caller, Fs, Lane, Lanes, Owed};
 use ksf_proto::oncrpc::Credential;
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
@@ -13,14 +13,14 @@ use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Origin, Ticket};
 use crate::exports::{Exports, Sender};
 use crate::procedure::Procedure;
-use crate::request::{Refusal, Request};
-use crate::results::{Failed, ReadDone, put_not_begun, read, run};
+use crate::request::{Refusal, Request, status_of};
+use crate::results::{Failed, Ran, ReadDone, committed, put_not_begun, read, run};
 use crate::status::Status;
 use crate::wire::{put_attr, put_status};
 
 /// What requests need while they are carried out. It has no lanes: a lane that gave up the last of them would wait for itself.
 pub(crate) struct Core {
-    pub(crate) fs: Fs,
+    pub(crate) fs: Arc<Fs>,
     pub(crate) exports: Exports,
     pub(crate) drc: Drc<RpcDeferred>,
     pub(crate) counters: Counters,
@@ -118,6 +118,11 @@ impl NfsProgram {
                     return answered;
                 }
                 Begun::Waits => return answered,
+                Begun::Foreign(way) => {
+                    // What is dropped without an answer closes its connection.
+                    drop(way);
+                    return answered;
+                }
                 Begun::Full(way) => {
                     let mut results = Vec::new();
                     put_not_begun(&mut results, procedure, Status::JUKEBOX);
@@ -129,58 +134,91 @@ impl NfsProgram {
         } else {
             (way, None)
         };
-        let caller = caller_of(&call.credential);
-        let core = Arc::clone(&self.core);
+        let mut caller = caller_of(&call.credential);
+        let handle = request.handles().0;
+        let ending = Ending { core: Arc::clone(&self.core), procedure, way, ticket, started };
         // What waits is in the budgets of connection and shard, at which no further request is taken.
-        self.lanes.submit(request.bytes(), move |lane| {
-            Job { core: &core, procedure, caller, request, way, ticket, started }.run(lane);
-        });
+        if self.core.fs.has_groups(&mut caller, handle) {
+            to_lane(&self.lanes, ending, caller, request);
+        } else {
+            let (handle, lanes) = (handle.clone(), Arc::clone(&self.lanes));
+            self.core.fs.look_up_groups(caller, &handle, move |caller| match caller {
+                Ok(caller) => to_lane(&lanes, ending, caller, request),
+                Err(error) => {
+                    let (mut results, status) = (Vec::new(), status_of(error));
+                    put_not_begun(&mut results, procedure, status);
+                    ending.answer(status, &results);
+                }
+            });
+        }
         answered
     }
 }
 
-/// A request on its lane.
-struct Job<'a> {
-    core: &'a Core,
+fn to_lane(lanes: &Lanes, ending: Ending, caller: Caller, request: Request) {
+    let share = ending.core.fs.share_of(request.handles().0);
+    lanes.submit(share, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
+}
+
+/// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.
+fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane) {
+    let core = Arc::clone(&ending.core);
+    if let Request::Read { file, offset, count } = &request {
+        return match read(&core.fs, lane, caller, file, *offset, *count) {
+            Ok(ReadDone { head, data }) => {
+                core.counters.answered(ending.procedure, Status::OK, ending.started.elapsed());
+                // From where they lie.
+                ending.way.results_with(|out| out.extend_from_slice(&head), Chunk::from_vec(data));
+            }
+            Err(Failed { status, results }) => ending.answer(status, &results),
+        };
+    }
+    if let Request::Commit { file } = request {
+        let fs = Arc::clone(&core.fs);
+        return lane.settle(&fs, Owed::commit(file.clone()), size_of::<Ending>(), move |lane, synced| {
+            let mut results = Vec::with_capacity(256);
+            let Ran { status, .. } = committed(&mut results, core.fs.committed(lane, &file, synced));
+            ending.answer(status, &results);
+        });
+    }
+    let mut results = Vec::with_capacity(256);
+    let (ran, owed) = lane.owing(|lane| run(&core.fs, lane, caller, &request, core.transfer_bytes_max, &mut results));
+    // The data of a WRITE go back to their pool before the client hears that they may be sent again.
+    drop(request);
+    let bytes = size_of::<Ending>() + results.capacity();
+    lane.settle(&core.fs, owed, bytes, move |_, settled| {
+        let mut status = ran.status;
+        if let Err(error) = settled {
+            status = status_of(error);
+            ran.fail(&mut results, status);
+        }
+        ending.answer(status, &results);
+    });
+}
+
+/// The end of a request.
+struct Ending {
+    core: Arc<Core>,
     procedure: Procedure,
-    caller: Caller,
-    request: Request,
     way: RpcDeferred,
     ticket: Option<Ticket<RpcDeferred>>,
     started: Instant,
 }
 
-impl Job<'_> {
-    fn run(self, lane: &mut Lane) {
-        let Self { core, procedure, caller, request, way, ticket, started } = self;
-        if let Request::Read { file, offset, count } = &request {
-            return match read(&core.fs, lane, &caller, file, *offset, *count) {
-                Ok(ReadDone { head, data }) => {
-                    core.counters.answered(procedure, Status::OK, started.elapsed());
-                    // From where they lie.
-                    way.results_with(|out| out.extend_from_slice(&head), Chunk::from_vec(data));
-                }
-                Err(Failed { status, results }) => {
-                    core.counters.answered(procedure, status, started.elapsed());
-                    answer(way, &results);
-                }
-            };
-        }
-        let mut results = Vec::with_capacity(256);
-        let status = run(&core.fs, lane, &caller, &request, core.transfer_bytes_max, &mut results);
-        // The data of a WRITE go back to their pool before the client hears that they may be sent again.
-        drop(request);
+impl Ending {
+    fn answer(self, status: Status, results: &[u8]) {
+        let Self { core, procedure, way, ticket, started } = self;
         core.counters.answered(procedure, status, started.elapsed());
         let waiting = match ticket {
             Some(ticket) if status == Status::JUKEBOX => ticket.forget(),
-            Some(ticket) => ticket.end(&results, core.now_ms()),
+            Some(ticket) => ticket.end(results, core.now_ms()),
             None => Vec::new(),
         };
         for way in waiting {
             core.counters.replayed(procedure);
-            answer(way, &results);
+            answer(way, results);
         }
-        answer(way, &results);
+        answer(way, results);
     }
 }
 

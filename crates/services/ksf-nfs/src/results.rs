@@ -1,5 +1,7 @@
 //! Carries requests out on a lane, and writes their results (RFC 1813 section 3.3).
 
+use std::ops::Range;
+
 use ksf_fs::{
     Access, Changed, Credential, Cursor, Detail, Entry, FILE_SIZE_MAX, FileType, Found, Fs, FsError, Handle, Lane,
     Linked, Listed, Renamed, Seen, Stable, TIME_DELTA,
@@ -74,6 +76,30 @@ pub(crate) fn read(
     Ok(ReadDone { head, data })
 }
 
+/// A procedure that was carried out, with its results.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) status: Status,
+    /// Where the results have what follows a status that is an error: attributes.
+    kept: Range<usize>,
+}
+
+impl From<Status> for Ran {
+    fn from(status: Status) -> Self {
+        Self { status, kept: 4..4 }
+    }
+}
+
+impl Ran {
+    /// Turns the results into those of a failure that was found later.
+    pub(crate) fn fail(&self, results: &mut Vec<u8>, status: Status) {
+        let kept = results[self.kept.clone()].to_vec();
+        results.clear();
+        put_status(results, status);
+        results.put(&kept);
+    }
+}
+
 /// Writes the results of a procedure that was not begun: its status, and no attributes.
 pub(crate) fn put_not_begun(out: &mut Vec<u8>, procedure: Procedure, status: Status) {
     put_status(out, status);
@@ -103,8 +129,8 @@ pub(crate) fn run(
     request: &Request,
     transfer_bytes_max: u32,
     out: &mut Vec<u8>,
-) -> Status {
-    match request {
+) -> Ran {
+    let status = match request {
         Request::Getattr { object } => match fs.getattr(lane, object) {
             Ok(attr) => {
                 put_status(out, Status::OK);
@@ -114,7 +140,7 @@ pub(crate) fn run(
             Err(error) => failed(out, error, |_| ()),
         },
         Request::Setattr { object, to, guard } => {
-            changed(out, fs.setattr(lane, caller, object, to, *guard), |_, ()| ())
+            return changed(out, fs.setattr(lane, caller, object, to, *guard), |_, ()| ());
         }
         Request::Lookup { dir, name } => match fs.lookup(lane, caller, dir, name) {
             Seen { after, result: Ok(found) } => {
@@ -146,7 +172,7 @@ pub(crate) fn run(
             }
         },
         Request::Write { file, offset, data, stable } => {
-            changed(out, fs.write(lane, caller, file, *offset, data, *stable), |out, written| {
+            return changed(out, fs.write(lane, caller, file, *offset, data, *stable), |out, written| {
                 out.put_u32(written.count as u32);
                 out.put_u32(match written.committed {
                     Stable::Unstable => 0,
@@ -154,27 +180,29 @@ pub(crate) fn run(
                     Stable::FileSync => 2,
                 });
                 out.put_opaque_fixed(&written.verifier);
-            })
+            });
         }
-        Request::Create { dir, name, how } => made(out, fs.create(lane, caller, dir, name, how)),
-        Request::Mkdir { dir, name, attr } => made(out, fs.mkdir(lane, caller, dir, name, attr)),
-        Request::Symlink { dir, name, attr, target } => made(out, fs.symlink(lane, caller, dir, name, target, attr)),
+        Request::Create { dir, name, how } => return made(out, fs.create(lane, caller, dir, name, how)),
+        Request::Mkdir { dir, name, attr } => return made(out, fs.mkdir(lane, caller, dir, name, attr)),
+        Request::Symlink { dir, name, attr, target } => {
+            return made(out, fs.symlink(lane, caller, dir, name, target, attr));
+        }
         Request::Mknod { node: None, .. } => {
             put_not_begun(out, Procedure::Mknod, Status::BADTYPE);
             Status::BADTYPE
         }
         Request::Mknod { dir, name, node: Some((node, attr)) } => {
-            made(out, fs.mknod(lane, caller, dir, name, *node, attr))
+            return made(out, fs.mknod(lane, caller, dir, name, *node, attr));
         }
-        Request::Remove { dir, name } => changed(out, fs.remove(lane, caller, dir, name), |_, ()| ()),
-        Request::Rmdir { dir, name } => changed(out, fs.rmdir(lane, caller, dir, name), |_, ()| ()),
+        Request::Remove { dir, name } => return changed(out, fs.remove(lane, caller, dir, name), |_, ()| ()),
+        Request::Rmdir { dir, name } => return changed(out, fs.rmdir(lane, caller, dir, name), |_, ()| ()),
         Request::Rename { from, from_name, to, to_name } => {
             let Renamed { from, to, result } = fs.rename(lane, caller, from, from_name, to, to_name);
             let status = result.map_or_else(status_of, |()| Status::OK);
             put_status(out, status);
             put_wcc(out, &from);
             put_wcc(out, &to);
-            status
+            return Ran { status, kept: 4..out.len() };
         }
         Request::Link { file, dir, name } => {
             let Linked { file, dir, result } = fs.link(lane, caller, file, dir, name);
@@ -182,7 +210,7 @@ pub(crate) fn run(
             put_status(out, status);
             put_post_op_attr(out, file.as_ref());
             put_wcc(out, &dir);
-            status
+            return Ran { status, kept: 4..out.len() };
         }
         Request::Readdir { dir, cookie, verifier, count } => {
             let from = Cursor { cookie: *cookie, verifier: *verifier };
@@ -221,10 +249,14 @@ pub(crate) fn run(
             out.put_bool(conf.case_insensitive);
             out.put_bool(conf.case_preserving);
         }),
-        Request::Commit { file } => {
-            changed(out, fs.commit(lane, file), |out, verifier| out.put_opaque_fixed(&verifier))
-        }
-    }
+        Request::Commit { file } => return committed(out, fs.commit(lane, file)),
+    };
+    status.into()
+}
+
+/// Results of COMMIT.
+pub(crate) fn committed(out: &mut Vec<u8>, done: Changed<[u8; 8]>) -> Ran {
+    changed(out, done, |out, verifier| out.put_opaque_fixed(&verifier))
 }
 
 /// What FSINFO tells behind the attributes.
@@ -265,32 +297,30 @@ fn seen_results<T>(out: &mut Vec<u8>, seen: Seen<T>, put: impl FnOnce(&mut Vec<u
 }
 
 /// Results of a procedure that changes: weak cache data, also where it fails, and what it has to tell.
-fn changed<T>(out: &mut Vec<u8>, changed: Changed<T>, put: impl FnOnce(&mut Vec<u8>, T)) -> Status {
+fn changed<T>(out: &mut Vec<u8>, changed: Changed<T>, put: impl FnOnce(&mut Vec<u8>, T)) -> Ran {
     let Changed { wcc, result } = changed;
-    match result {
-        Ok(done) => {
-            put_status(out, Status::OK);
-            put_wcc(out, &wcc);
-            put(out, done);
-            Status::OK
-        }
-        Err(error) => failed(out, error, |out| put_wcc(out, &wcc)),
+    let status = result.as_ref().map_or_else(|error| status_of(*error), |_| Status::OK);
+    put_status(out, status);
+    put_wcc(out, &wcc);
+    let kept = 4..out.len();
+    if let Ok(done) = result {
+        put(out, done);
     }
+    Ran { status, kept }
 }
 
 /// Results of a procedure that makes an entry: the new object, then the folder.
-fn made(out: &mut Vec<u8>, changed: Changed<Found>) -> Status {
+fn made(out: &mut Vec<u8>, changed: Changed<Found>) -> Ran {
     let Changed { wcc, result } = changed;
-    match result {
-        Ok(found) => {
-            put_status(out, Status::OK);
-            put_post_op_handle(out, Some(&found.handle));
-            put_post_op_attr(out, Some(&found.attr));
-            put_wcc(out, &wcc);
-            Status::OK
-        }
-        Err(error) => failed(out, error, |out| put_wcc(out, &wcc)),
+    let status = result.as_ref().map_or_else(|error| status_of(*error), |_| Status::OK);
+    put_status(out, status);
+    if let Ok(found) = &result {
+        put_post_op_handle(out, Some(&found.handle));
+        put_post_op_attr(out, Some(&found.attr));
     }
+    let begin = out.len();
+    put_wcc(out, &wcc);
+    Ran { status, kept: begin..out.len() }
 }
 
 /// What the kernel is to be asked for a set of bits of ACCESS.
@@ -419,6 +449,18 @@ mod tests {
         }
         assert_eq!(to_access(0x10).bits(), (Access::WRITE | Access::EXECUTE).bits());
         assert_eq!(to_access(0).bits(), 0);
+    }
+
+    #[test]
+    fn a_failure_that_is_found_later_has_the_results_of_one_that_is_found_at_once() {
+        let of = |result| Changed { wcc: ksf_fs::Wcc::default(), result };
+        let put = |out: &mut Vec<u8>, number: u32| out.put_u32(number);
+        let (mut later, mut at_once) = (Vec::new(), Vec::new());
+        let ran = changed(&mut later, of(Ok(5)), put);
+        assert_eq!((ran.status, later.len()), (Status::OK, 16));
+        ran.fail(&mut later, Status::IO);
+        let failed = changed(&mut at_once, of(Err(FsError::new(ksf_fs::ErrorKind::Io))), put);
+        assert_eq!((failed.status, later), (Status::IO, at_once));
     }
 
     fn entry(name: &[u8], cookie: u64) -> Entry<'_> {

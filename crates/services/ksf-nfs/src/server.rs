@@ -1,7 +1,7 @@
 //! The server as its owner sees it: opened, given to an RPC service, watched, closed.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ksf_fs::{
@@ -77,16 +77,16 @@ impl Nfs {
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let Settings { exports, state, lanes, fs, drc, transfer_bytes_max } = settings;
         let (exports, fs) = Exports::open(exports, &state, fs)?;
+        let lanes = Arc::new(Lanes::start(&lanes, exports.all.len())?);
         let core = Arc::new(Core {
-            fs,
+            fs: Arc::new(fs),
             exports,
             drc: Drc::new(drc),
             counters: Counters::default(),
             transfer_bytes_max,
             started: Instant::now(),
         });
-        let lanes = Arc::new(Lanes::start(lanes)?);
-        let idle = Idle::start(Arc::clone(&core)).map_err(OpenError::Thread)?;
+        let idle = Idle::start(Arc::clone(&core), Arc::downgrade(&lanes)).map_err(OpenError::Thread)?;
         Ok(Self { core, lanes, _idle: idle })
     }
 
@@ -138,6 +138,7 @@ impl Nfs {
     /// Waits until the requests that were begun are through, or `deadline`; those that were not begun are given up. Returns how
     /// many were not through.
     pub fn close(&self, deadline: Instant) -> usize {
+        self.core.fs.close();
         self.lanes.close(deadline)
     }
 }
@@ -152,7 +153,7 @@ impl<'a> ExportInfo<'a> {
 struct Idle(Arc<(Mutex<bool>, Condvar)>);
 
 impl Idle {
-    fn start(core: Arc<Core>) -> std::io::Result<Self> {
+    fn start(core: Arc<Core>, lanes: Weak<Lanes>) -> std::io::Result<Self> {
         let ended = Arc::<(Mutex<bool>, Condvar)>::default();
         let told = Arc::clone(&ended);
         let run = move || {
@@ -164,7 +165,10 @@ impl Idle {
                 if woken.1.timed_out() {
                     // Without the lock: this may wait for a disk.
                     drop(is_ended);
-                    core.fs.close_idle();
+                    let owed = core.fs.close_idle();
+                    if let Some(lanes) = lanes.upgrade() {
+                        lanes.settle(&core.fs, owed);
+                    }
                     is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
                 }
             }

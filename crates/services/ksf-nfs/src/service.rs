@@ -1,13 +1,13 @@
-//! The service: NFS 3, MOUNT 3 and NLM 4 by their program numbers.
+//! The service: NFS 3 and MOUNT 3 by their program numbers. There are no locks: NLM gets PROG_UNAVAIL, as every program that is
+//! not in the table.
 
 use ksf::framing::Framing;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
-use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM};
+use ksf_proto::oncrpc::MOUNT_PROGRAM;
 use ksf_services::rpc::{Program, ProgramTable, TableError};
 
 use crate::drc::Origin;
 use crate::mount::MountProgram;
-use crate::nlm;
 use crate::program::NfsProgram;
 
 /// Answers the programs of an NFSv3 server.
@@ -18,7 +18,7 @@ pub struct NfsService {
     pub(crate) mount: MountProgram,
 }
 
-/// NFS 3, MOUNT 3 and NLM 4.
+/// NFS 3 and MOUNT 3.
 ///
 /// # Errors
 ///
@@ -27,7 +27,6 @@ pub(crate) fn programs() -> Result<ProgramTable, TableError> {
     let mut programs = ProgramTable::new();
     programs.register(Program::NFS_V3)?;
     programs.register(Program::MOUNT_V3)?;
-    programs.register(Program::new("nlm", nlm::PROGRAM, nlm::VERSION..=nlm::VERSION))?;
     Ok(programs)
 }
 
@@ -63,9 +62,8 @@ impl Service for NfsService {
 
     fn call(&self, (): &mut (), origin: &mut Origin, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.programs.call(message, reply, |call, reply| match call.program {
-            NFS_PROGRAM => self.nfs.call(origin, call, reply),
             MOUNT_PROGRAM => self.mount.call(call, reply),
-            _ => nlm::no_locks(call, reply),
+            _ => self.nfs.call(origin, call, reply),
         });
     }
 

@@ -40,7 +40,7 @@ impl Fs {
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = self.before(&order, handle, &node.attr);
         drop(order);
-        let result = result.and_then(|()| self.settle(lane, handle));
+        let result = result.and_then(|()| self.owe_names(lane, handle));
         Changed { wcc: Wcc { before, after }, result }
     }
 

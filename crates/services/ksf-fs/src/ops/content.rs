@@ -1,19 +1,20 @@
 //! Reading and writing the bytes of files, and bringing them to the medium.
 
-use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::io::{Errno, ReadWriteFlags, Result as SysResult, pread, pwritev2, retry_on_intr};
+use rustix::io::{Errno, Result as SysResult, pread, pwrite, retry_on_intr};
 
-use super::{FILE_SIZE_MAX, ReadDone, Stable, Written};
-use crate::attr::{Attr, Changed, Seen, Wcc};
+use super::{FILE_SIZE_MAX, ReadDone, Stable};
+use crate::attr::{Changed, Seen, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, READ_BIT, WRITE_BIT, permit};
+use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, permit};
+use crate::owed::{Debt, What};
+use crate::uncommitted::Written;
 
 impl Fs {
     /// Reads up to `into.len()` bytes of a regular file. A file that shrinks meanwhile gives fewer.
@@ -61,7 +62,7 @@ impl Fs {
         Ok(lane.as_caller(&call.caller, read)??)
     }
 
-    /// Writes bytes to a regular file. Unstable writes of one file happen one after the other.
+    /// Writes bytes to a regular file. Writes of one file happen one after the other.
     ///
     /// Writes beyond the end of a full medium may be short; the caller sends the rest again, as after any short write.
     pub fn write(
@@ -72,64 +73,55 @@ impl Fs {
         offset: u64,
         data: &[u8],
         stable: Stable,
-    ) -> Changed<Written> {
-        // A stable write waits for the medium, and others must not wait for that.
-        let order = if stable == Stable::Unstable { self.lock(handle) } else { self.unordered(handle) };
+    ) -> Changed<super::Written> {
+        let order = self.lock(handle);
         let mut attr = None;
-        let result = self.put(lane, credential, handle, offset, data, stable, &mut attr);
+        let result = self.begin(lane, credential, handle, true).and_then(|call| {
+            let file = self.content(lane, &call.caller, handle, Mode::Write)?;
+            attr = Some(self.live(call.export, handle, &file)?);
+            if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+                return Err(ErrorKind::TooBig.into());
+            }
+            self.put(lane, &call, (handle, &file), offset, data)
+        });
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = attr.and_then(|attr| self.before(&order, handle, &attr));
+        // Nobody waits for the lock while this waits for the medium.
+        drop(order);
+        let result = result.and_then(|(count, verifier, written)| {
+            if let Some(written) = written.filter(|_| stable != Stable::Unstable) {
+                self.owe(lane, handle, What::Written(written))?;
+            }
+            Ok(super::Written { count, committed: stable, verifier })
+        });
         Changed { wcc: Wcc { before, after }, result }
     }
 
-    #[expect(clippy::too_many_arguments)]
+    /// Writes, and returns the bytes written, the verifier, and what is to be synced.
     fn put(
         &self,
         lane: &mut Lane,
-        credential: &Credential,
-        handle: &Handle,
+        call: &Call<'_>,
+        (handle, file): (&Handle, &Arc<OwnedFd>),
         offset: u64,
         data: &[u8],
-        stable: Stable,
-        before: &mut Option<Attr>,
-    ) -> Result<Written, FsError> {
-        let call = self.begin(lane, credential, handle, true)?;
-        let file = self.content(lane, &call.caller, handle, Mode::Write)?;
-        let attr = self.live(call.export, handle, &file)?;
-        *before = Some(attr);
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > FILE_SIZE_MAX) {
-            return Err(ErrorKind::TooBig.into());
-        }
+    ) -> Result<(usize, [u8; 8], Option<Written>), FsError> {
         // What tells of a failed write-back must be open before the write, and is not that for writing, which is soon closed.
-        let accepts = stable == Stable::Unstable && !data.is_empty();
-        let told_by = accepts.then(|| self.tells_of_losses(lane, handle, &file)).transpose()?;
+        let told_by = (!data.is_empty()).then(|| self.tells_of_losses(lane, handle, file)).transpose()?;
         // Asked for before the write: what is lost after this changes it.
         let verifier = call.export.verifier();
-        let flags = match stable {
-            Stable::Unstable => ReadWriteFlags::empty(),
-            Stable::DataSync => ReadWriteFlags::DSYNC,
-            Stable::FileSync => ReadWriteFlags::SYNC,
+        let write = || -> Result<_, FsError> {
+            permit(file, WRITE_BIT, &call.caller)?;
+            let Some(told_by) = told_by else { return Ok((Ok(0), None, None)) };
+            let writing = self.uncommitted.writing(handle, &told_by, &call.export.verifier);
+            let (writing, oldest) = writing.ok_or(ErrorKind::TryLater)?;
+            Ok((write_whole(file, offset, data), Some(writing.end()), oldest))
         };
-        let write = || {
-            permit(&file, WRITE_BIT, &call.caller)?;
-            let sync = |file: &OwnedFd| rustix::fs::fsync(file);
-            let _writing =
-                told_by.as_ref().map(|told_by| self.uncommitted.writing(handle, told_by, &call.export.verifier, sync));
-            let (count, failed) = write_whole(&file, offset, data, flags);
-            if let Some(Errno::IO | Errno::NOSPC | Errno::DQUOT) = failed
-                && stable != Stable::Unstable
-            {
-                // Mostly there is no room for these data, and none that were accepted are lost: the file's own descriptor knows.
-                self.uncommitted.sync(handle, sync).ok();
-            }
-            match failed {
-                Some(errno) if count == 0 => Err(errno),
-                _ => Ok(count),
-            }
-        };
-        let count = lane.as_caller(&call.caller, write)??;
-        Ok(Written { count, committed: stable, verifier })
+        let (count, written, oldest) = lane.as_caller(&call.caller, write)??;
+        if let Some((handle, written)) = oldest {
+            self.owe_of_another(lane, Debt { handle, what: What::Written(written) });
+        }
+        Ok((count?, verifier, written))
     }
 
     /// Brings what was written to a file to the medium, all of it. Tells the verifier.
@@ -137,12 +129,24 @@ impl Fs {
     /// When data that was accepted is lost, the call that finds it fails, and the verifier is another one for all. No right is
     /// needed: RFC 1813 (section 3.3.21) has no error for it. So nothing is opened for writing; where nothing can be written, nothing
     /// is brought anywhere.
-    pub fn commit(&self, lane: &Lane, handle: &Handle) -> Changed<[u8; 8]> {
-        // The blocks that the file takes.
-        let _changing = self.attrs.changing(handle);
-        let result = self.bring(lane, handle);
+    ///
+    /// It is [`Owed::commit`] and then this with the result.
+    ///
+    /// [`Owed::commit`]: crate::Owed::commit
+    pub fn committed(&self, lane: &Lane, handle: &Handle, synced: Result<(), FsError>) -> Changed<[u8; 8]> {
+        let result = synced.and_then(|()| {
+            // The client is done with it.
+            self.descriptors.close_writable(handle);
+            // Asked for after the sync: a loss that another call found has changed it.
+            Ok(self.export(handle)?.verifier())
+        });
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         Changed { wcc: Wcc { before: None, after }, result }
+    }
+
+    /// [`Fs::committed`] after a sync on this thread.
+    pub fn commit(&self, lane: &Lane, handle: &Handle) -> Changed<[u8; 8]> {
+        self.committed(lane, handle, self.bring(lane, handle))
     }
 
     fn tells_of_losses(&self, lane: &Lane, handle: &Handle, written: &Arc<OwnedFd>) -> Result<Arc<OwnedFd>, FsError> {
@@ -156,11 +160,13 @@ impl Fs {
         }
     }
 
-    fn bring(&self, lane: &Lane, handle: &Handle) -> Result<[u8; 8], FsError> {
+    pub(crate) fn bring(&self, lane: &Lane, handle: &Handle) -> Result<(), FsError> {
+        // The blocks that the file takes.
+        let _changing = self.attrs.changing(handle);
         let node = self.regular(lane, handle)?;
         let export = self.export(handle)?;
         if export.options().read_only {
-            return Ok(export.verifier());
+            return Ok(());
         }
         if self.uncommitted.descriptor(handle).is_some() {
             self.uncommitted.sync(handle, |file| rustix::fs::fsync(file))?;
@@ -174,9 +180,7 @@ impl Fs {
                 Err(error) => return Err(error),
             }
         }
-        // The client is done with it.
-        self.descriptors.close_writable(handle);
-        Ok(export.verifier())
+        Ok(())
     }
 }
 
@@ -194,16 +198,17 @@ fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> 
     Ok(count)
 }
 
-/// Writes until all is written or an error stops it. With flags each part is on the medium when it is counted.
-fn write_whole(file: &OwnedFd, offset: u64, data: &[u8], flags: ReadWriteFlags) -> (usize, Option<Errno>) {
+/// Writes until all is written or an error stops it, which is told if nothing was written.
+fn write_whole(file: &OwnedFd, offset: u64, data: &[u8]) -> SysResult<usize> {
     let mut count = 0;
     while count < data.len() {
-        let rest = [IoSlice::new(&data[count..])];
-        match retry_on_intr(|| pwritev2(file, &rest, offset + count as u64, flags)) {
-            Ok(0) => return (count, Some(Errno::IO)),
+        match retry_on_intr(|| pwrite(file, &data[count..], offset + count as u64)) {
+            Ok(0) if count == 0 => return Err(Errno::IO),
+            Ok(0) => break,
             Ok(written) => count += written,
-            Err(error) => return (count, Some(error)),
+            Err(_) if count > 0 => break,
+            Err(error) => return Err(error),
         }
     }
-    (count, None)
+    Ok(count)
 }

@@ -12,7 +12,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Call, Fs, Node, READ_BIT, describe, open_name};
+use crate::layer::{Call, Fs, Node, READ_BIT, describe};
 use crate::sys;
 
 /// Where a listing goes on.
@@ -42,8 +42,8 @@ pub struct Entry<'a> {
     pub fileid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,
-    /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, and
-    /// for what was removed meanwhile.
+    /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, for
+    /// what was removed meanwhile, and where the process has no descriptor left.
     pub found: Option<Found>,
 }
 
@@ -106,7 +106,7 @@ impl Fs {
             None => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
         };
         let mut memory = lane.take_entries();
-        let listing = Listing { call: &call, dir, node, folder: &folder, detail };
+        let listing = Listing { fs: self, call: &call, dir, node, folder: &folder, detail };
         let listed = lane.as_caller(&call.caller, || listing.run(from.cookie, &mut memory, take));
         lane.put_entries(memory);
         let eof = listed??;
@@ -117,6 +117,7 @@ impl Fs {
 
 /// A folder that is being listed, as the caller.
 struct Listing<'a> {
+    fs: &'a Fs,
     call: &'a Call<'a>,
     dir: &'a Handle,
     node: &'a Node,
@@ -173,7 +174,7 @@ impl Listing<'_> {
         }
         // Handle and attributes are of one object, also if another gets the name meanwhile. It is not kept open: a long listing
         // would push out all that is in use.
-        let object = open_name(&self.node.descriptor, name).ok()?;
+        let object = self.fs.open_name(&self.node.descriptor, name).ok()?;
         describe(self.export(), &object, Some((self.dir, name))).ok()
     }
 

@@ -9,7 +9,7 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, Node, check_inside, checked_name, open_name, open_up};
+use crate::layer::{Fs, Node, check_inside, checked_name, name_error, open_up};
 use crate::sys;
 
 /// Links of one object by the kind of the file system (statfs(2), `f_type`); 255 where it is not known here.
@@ -64,13 +64,14 @@ impl Fs {
         let call = self.begin(lane, credential, dir, false)?;
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
-            let above = lane.as_caller(&call.caller, || open_up(&node.descriptor))??;
+            let above = lane.as_caller(&call.caller, || self.with_room(|| open_up(&node.descriptor)))?;
+            let above = above.map_err(name_error)?;
             check_inside(call.export, &above)?;
             return self.found(call.export, above, Mode::Path, None);
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
         let looked_for = if is_dots { c"." } else { name.as_c_str() };
-        let object = lane.as_caller(&call.caller, || open_name(&node.descriptor, looked_for))??;
+        let object = lane.as_caller(&call.caller, || self.open_name(&node.descriptor, looked_for))??;
         let place = (!is_dots).then_some((dir, name.as_c_str()));
         self.found(call.export, object, Mode::Path, place)
     }

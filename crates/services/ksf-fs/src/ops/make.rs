@@ -1,6 +1,6 @@
 //! Making entries of folders.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,12 +17,15 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, open_name, open_object, process_name};
+use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 
 /// How often a name may come and go while a file of that name is made.
 const TRIES: usize = 16;
 /// Bytes of what a symbolic link holds, at most (PATH_MAX without its NUL).
 const TARGET_BYTES_MAX: usize = 4095;
+/// Greatest numbers of a device: mknod(2) takes 32 bits for both, and would make another device of more.
+const MAJOR_MAX: u32 = 0xfff;
+const MINOR_MAX: u32 = 0xf_ffff;
 /// Permissions where the client names none: the owner's.
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
@@ -38,12 +41,13 @@ pub(crate) struct Place<'a> {
     has_own_umask: bool,
 }
 
-/// A file of the name that was asked for.
-enum Made {
-    /// With a descriptor for writing.
-    New(OwnedFd),
-    /// Without its content.
-    Existing(OwnedFd),
+/// An object of the name that was asked for.
+struct Made {
+    object: OwnedFd,
+    /// Descriptor's purpose.
+    mode: Mode,
+    /// Made by this call.
+    is_new: bool,
 }
 
 impl Fs {
@@ -60,33 +64,17 @@ impl Fs {
         name: &[u8],
         how: &CreateHow,
     ) -> Changed<Found> {
-        let made = self.change_folder(
-            lane,
-            credential,
-            dir,
-            entry_name(name, ErrorKind::Exists),
-            |place| self.make_file(place, how),
-            |place, made| match made {
-                Made::New(file) => {
-                    let found = self.found(place.export, file, Mode::Write, Some((place.handle, &place.name)))?;
-                    Ok((found, false))
-                }
-                Made::Existing(object) => {
-                    let found = self.found(place.export, object, Mode::Path, Some((place.handle, &place.name)))?;
-                    Ok((found, true))
-                }
-            },
-        );
-        let result = made.result.and_then(|(found, existed)| match how {
-            CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if existed => {
+        let made = self.make_entry(lane, credential, dir, name, |place| self.make_file(place, how));
+        let result = made.result.and_then(|(found, is_new)| match how {
+            CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if !is_new => {
                 let to = SetAttr { size: Some(*size), ..SetAttr::default() };
                 let changed = self.setattr(lane, credential, &found.handle, &to, None);
                 changed.result?;
                 Ok(Found { attr: changed.wcc.after.unwrap_or(found.attr), ..found })
             }
             // The bytes of the verifier have to outlive a crash, too, as what answers a retry.
-            CreateHow::Unchecked(_) | CreateHow::Guarded(_) if existed || !is_dressed(how) => Ok(found),
-            _ => self.settle(lane, &found.handle).map(|()| found),
+            CreateHow::Unchecked(_) | CreateHow::Guarded(_) if !is_new || !is_dressed(how) => Ok(found),
+            _ => self.owe_names(lane, &found.handle).map(|()| found),
         });
         Changed { wcc: made.wcc, result }
     }
@@ -112,13 +100,15 @@ impl Fs {
                         rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
                         return Err(error);
                     }
-                    return Ok(Made::New(file));
+                    return Ok(Made { object: file, mode: Mode::Write, is_new: true });
                 }
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
-            match open_name(folder, name) {
-                Ok(object) if is_taken(place.export, &object, how)? => return Ok(Made::Existing(object)),
+            match self.open_name(folder, name) {
+                Ok(object) if is_taken(place.export, &object, how)? => {
+                    return Ok(Made { object, mode: Mode::Path, is_new: false });
+                }
                 Ok(_) => return Err(ErrorKind::Exists.into()),
                 // It was removed meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -212,7 +202,8 @@ impl Fs {
         self.make(lane, credential, dir, name, attr, AtFlags::empty(), make, dress)
     }
 
-    /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root.
+    /// Makes a FIFO, the name of a socket, or a device, for which the caller must be root. Numbers of a device that the kernel
+    /// does not have are [`ErrorKind::Invalid`].
     pub fn mknod(
         &self,
         lane: &mut Lane,
@@ -230,6 +221,11 @@ impl Fs {
             Node::BlockDevice(major, minor) => (RawType::BlockDevice, makedev(major, minor)),
         };
         let make = |place: &Place<'_>| -> Result<(), FsError> {
+            if let Node::CharDevice(major, minor) | Node::BlockDevice(major, minor) = node
+                && (major > MAJOR_MAX || minor > MINOR_MAX)
+            {
+                return Err(ErrorKind::Invalid.into());
+            }
             let permissions = Permissions::from_raw_mode(mode);
             Ok(rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), kind, permissions, device)?)
         };
@@ -280,39 +276,44 @@ impl Fs {
         make: impl FnOnce(&Place<'_>) -> Result<(), FsError>,
         dress: impl FnOnce(&Place<'_>, &OwnedFd) -> Result<(), FsError>,
     ) -> Changed<Found> {
-        let made = self.change_folder(
-            lane,
-            credential,
-            dir,
-            entry_name(name, ErrorKind::Exists),
-            |place| {
-                check(attr)?;
-                make(place)?;
-                let (folder, name) = (&*place.folder, place.name.as_c_str());
-                let dressed = self.open_made(folder, name).and_then(|object| {
-                    // Other calls may know it by its name already.
-                    let _changing = self.changing_object(place.export, &object);
-                    dress(place, &object)?;
-                    Ok(object)
-                });
-                if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
-                    return dressed.map_err(changed_for_good);
-                }
-                dressed
-            },
-            |place, object| self.found(place.export, object, Mode::Path, Some((place.handle, &place.name))),
-        );
-        let result = made.result.and_then(|found| {
+        let made = self.make_entry(lane, credential, dir, name, |place| {
+            check(attr)?;
+            make(place)?;
+            let (folder, name) = (&*place.folder, place.name.as_c_str());
+            let dressed = self.open_name(folder, name).and_then(|object| {
+                // Other calls may know it by its name already.
+                let _changing = self.changing_object(place.export, &object);
+                dress(place, &object)?;
+                Ok(Made { object, mode: Mode::Path, is_new: true })
+            });
+            if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
+                return dressed.map_err(changed_for_good);
+            }
+            dressed
+        });
+        let result = made.result.and_then(|(found, _)| {
             if has_more_than_mode(attr) {
-                self.settle(lane, &found.handle)?;
+                self.owe_names(lane, &found.handle)?;
             }
             Ok(found)
         });
         Changed { wcc: made.wcc, result }
     }
 
-    fn open_made(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-        self.with_room(|| open_object(folder, name)).map_err(name_error)
+    /// Makes an entry by `make`, which runs as the caller. Returns the object, and whether it is new.
+    fn make_entry(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        make: impl FnOnce(&Place<'_>) -> Result<Made, FsError>,
+    ) -> Changed<(Found, bool)> {
+        let name = entry_name(name, ErrorKind::Exists);
+        self.change_folder(lane, credential, dir, name, make, |place, Made { object, mode, is_new }| {
+            let found = self.found(place.export, object, mode, Some((place.handle, &place.name)))?;
+            Ok((found, is_new))
+        })
     }
 
     /// Changes the entries of a folder: `act` runs as the caller, `finish` as the server.
@@ -337,7 +338,7 @@ impl Fs {
         let after = self.node(lane, dir).ok().map(|node| node.attr);
         let before = self.before(&order, dir, &node.attr);
         drop(order);
-        let result = result.and_then(|made| self.settle(lane, dir).map(|()| made));
+        let result = result.and_then(|made| self.owe_names(lane, dir).map(|()| made));
         Changed { wcc: Wcc { before, after }, result }
     }
 

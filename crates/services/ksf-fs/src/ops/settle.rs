@@ -11,17 +11,20 @@ use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node};
+use crate::owed::What;
 
 impl Fs {
+    /// What an operation has changed of a folder's entries, or of an object's attributes, is to be brought to the medium.
+    pub(crate) fn owe_names(&self, lane: &mut Lane, handle: &Handle) -> Result<(), FsError> {
+        if self.export(handle)?.options().sync_names { self.owe(lane, handle, What::Names) } else { Ok(()) }
+    }
+
     /// Brings a folder's entries, or a file's attributes, to the medium. To be called without a lock: calls that wait for the medium
     /// at the same time share one commit of the file system's journal.
     ///
     /// Symbolic links and special files cannot be opened without an effect on them. What a caller changed of their attributes later
     /// than at their creation comes to the medium with the file system's next commit.
     pub(crate) fn settle(&self, lane: &Lane, handle: &Handle) -> Result<(), FsError> {
-        if !self.export(handle)?.options().sync_names {
-            return Ok(());
-        }
         // A descriptor of its own: an error of earlier writes is told once to each, and must not be taken from COMMIT.
         let opened = self.node(lane, handle).and_then(|node| match node.attr.file_type {
             FileType::Directory => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY).map(Some),

@@ -82,8 +82,8 @@ impl Fs {
         let (from_before, to_before) = (before(from_dir, from_attr), before(to_dir, to_attr));
         drop(order);
         let result = result.and_then(|()| {
-            self.settle(lane, to_dir)?;
-            if from_dir == to_dir { Ok(()) } else { self.settle(lane, from_dir) }
+            self.owe_names(lane, to_dir)?;
+            if from_dir == to_dir { Ok(()) } else { self.owe_names(lane, from_dir) }
         });
         Renamed {
             from: Wcc { before: from_before, after: from_after },

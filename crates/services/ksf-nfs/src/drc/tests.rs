@@ -37,17 +37,77 @@ fn a_second_try_gets_the_reply_to_the_first() {
 }
 
 #[test]
-fn what_runs_is_not_run_twice_and_the_tries_that_wait_are_bounded() {
+fn what_runs_is_not_run_twice_and_no_try_of_it_is_refused() {
     let drc = Drc::new(DrcLimits::default());
-    let origins: Vec<Origin> = (0..=WAITING_MAX + 1).map(|_| Origin::new()).collect();
+    let origins: Vec<Origin> = (0..10).map(|_| Origin::new()).collect();
     let key = drc.key(client(), &call(1, b"args"));
     let ticket = started(drc.begin(key, &origins[0], true, 0, 0));
-    for (origin, way) in origins[1..=WAITING_MAX].iter().zip(1..) {
-        assert!(matches!(drc.begin(key, origin, true, 0, way), Begun::Waits));
+    for round in 0..100 {
+        let begun = drc.begin(key, &origins[round % 10], true, 0, round as u32);
+        assert!(matches!(begun, Begun::Waits), "{begun:?}");
     }
-    assert!(matches!(drc.begin(key, &origins[WAITING_MAX + 1], true, 0, 99), Begun::Full(99)));
-    assert_eq!(ticket.end(b"done", 0), [1, 2, 3, 4]);
+    // Connections that have ended do not count.
+    for way in 100..200 {
+        let begun = drc.begin(key, &Origin::new(), true, 0, way);
+        assert!(matches!(begun, Begun::Waits), "{begun:?}");
+    }
+    let waiting = ticket.end(b"done", 0);
+    assert_eq!(waiting, (0..100).chain([199]).collect::<Vec<_>>());
     is_replay(&drc.begin(key, &origins[0], true, 0, 5), 5, b"done");
+}
+
+#[test]
+fn what_a_nameless_client_has_under_way_is_neither_run_nor_refused_for_another_connection() {
+    let drc = Drc::new(DrcLimits::default());
+    let (first, second) = (Origin::new(), Origin::new());
+    let key = drc.key(client(), &call(1, b"args"));
+    let ticket = started(drc.begin(key, &first, false, 0, 1));
+    assert!(matches!(drc.begin(key, &second, false, 0, 2), Begun::Foreign(2)));
+    assert!(matches!(drc.begin(key, &first, false, 0, 3), Begun::Waits));
+    assert_eq!(ticket.end(b"first", 0), [3]);
+}
+
+#[test]
+fn writes_do_not_push_out_the_replies_that_tell_of_a_remove() {
+    let drc = Drc::new(DrcLimits::default());
+    let origin = Origin::new();
+    let remove = drc.key(client(), &call(1, b"args"));
+    started(drc.begin(remove, &origin, true, 0, 0)).end(b"removed", 0);
+    for xid in 2..100_002 {
+        let write = drc.key(client(), &Call { procedure: 7, ..call(xid, b"data") });
+        started(drc.begin(write, &origin, true, 0, 0)).end(&[0; 136], 0);
+    }
+    is_replay(&drc.begin(remove, &origin, true, 0, 1), 1, b"removed");
+    assert!(drc.sizes().entries > 8000, "{:?}", drc.sizes());
+    // Where there is nothing but others, the oldest of them go.
+    for xid in 100_002..200_002 {
+        let other = drc.key(client(), &call(xid, b"args"));
+        started(drc.begin(other, &origin, true, 0, 0)).end(b"removed", 0);
+    }
+    assert!(matches!(drc.begin(remove, &origin, true, 0, 1), Begun::Started(..)));
+}
+
+#[test]
+fn a_client_that_sends_much_does_not_push_out_the_replies_to_others() {
+    let drc = Drc::new(DrcLimits::default());
+    let origin = Origin::new();
+    let quiet = ClientAddress::of_stream("192.0.2.8:700".parse().unwrap());
+    let keys: Vec<RequestKey> = (0..1000).map(|xid| drc.key(quiet, &call(xid, b"args"))).collect();
+    for key in &keys {
+        started(drc.begin(*key, &origin, true, 0, 0)).end(b"quiet", 0);
+    }
+    for xid in 0..100_000 {
+        let key = drc.key(client(), &call(xid, b"args"));
+        started(drc.begin(key, &origin, true, 0, 0)).end(b"loud", 0);
+    }
+    for key in &keys {
+        is_replay(&drc.begin(*key, &origin, true, 0, 1), 1, b"quiet");
+    }
+    // Nor do its requests that are under way take all there is.
+    let begun = |client: ClientAddress, xid| drc.begin(drc.key(client, &call(xid, b"hang")), &origin, true, 0, 0);
+    let hanging: Vec<_> = (0..20_000).map(|xid| begun(client(), xid)).collect();
+    assert!(hanging.iter().any(|begun| matches!(begun, Begun::Full(_))));
+    assert!((0..1000).all(|xid| matches!(begun(quiet, xid), Begun::Started(..))));
 }
 
 #[test]

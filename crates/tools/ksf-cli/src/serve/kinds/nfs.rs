@@ -285,6 +285,7 @@ fn counters(nfs: &Nfs) -> Vec<Value> {
         ("settled", "Times that names or attributes were brought to the medium before an answer.", settled),
         ("write_back_failures", "Times that data could not be brought to the medium.", write_back_failures),
         ("lane_jobs_queued", "Requests that wait for a thread now.", lanes.queued_jobs as u64),
+        ("syncs_queued", "Requests that wait for a sync now.", lanes.queued_syncs as u64),
         ("lane_jobs_panicked", "Requests that were given up because of a defect of ksf.", lanes.panicked),
         ("duplicates_kept", "Replies that are kept for a second try now, and requests under way.", drc.entries as u64),
         ("duplicates_kept_bytes", "Memory that these take.", drc.bytes as u64),

@@ -1,0 +1,92 @@
+//! Changes that are not on the medium yet.
+
+use rustix::fs::fsync;
+
+use crate::error::FsError;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::Fs;
+use crate::ops::changed_for_good;
+use crate::uncommitted::Written;
+
+/// Syncs that operations have left to their caller: [`Lane::owing`].
+#[derive(Debug, Default)]
+#[must_use = "results count when the syncs were made"]
+pub struct Owed {
+    /// Those that the result depends on, in their order.
+    pub(crate) own: Vec<Debt>,
+    /// Those of other files, which had to make room.
+    pub(crate) others: Vec<Debt>,
+}
+
+/// One sync.
+#[derive(Debug)]
+pub(crate) struct Debt {
+    pub(crate) handle: Handle,
+    pub(crate) what: What,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    /// The entries of a folder, or the attributes of a file.
+    Names,
+    /// The bytes of a file, whoever wrote them.
+    Content,
+    /// The bytes of a file as far as a write knows of them.
+    Written(Written),
+}
+
+impl Owed {
+    /// What a commit of a file waits for: [`Fs::committed`] tells its result.
+    pub fn commit(file: Handle) -> Self {
+        Self { own: vec![Debt { handle: file, what: What::Content }], others: Vec::new() }
+    }
+}
+
+impl Fs {
+    /// Makes the syncs on this thread.
+    ///
+    /// # Errors
+    ///
+    /// The result of the operation that owed them: what it changed may be lost.
+    pub fn settle_owed(&self, lane: &Lane, owed: &Owed) -> Result<(), FsError> {
+        for debt in &owed.others {
+            // Its verifier tells of a failure.
+            self.pay(lane, debt).ok();
+        }
+        owed.own.iter().try_for_each(|debt| self.pay(lane, debt))
+    }
+
+    /// Makes a sync, or leaves it to the caller of the operation.
+    pub(crate) fn owe(&self, lane: &mut Lane, handle: &Handle, what: What) -> Result<(), FsError> {
+        let debt = Debt { handle: handle.clone(), what };
+        match &mut lane.owed {
+            Some(owed) => {
+                owed.own.push(debt);
+                Ok(())
+            }
+            None => self.pay(lane, &debt),
+        }
+    }
+
+    /// Makes a sync of another file than that of the operation, or leaves it. Its verifier tells of a failure.
+    pub(crate) fn owe_of_another(&self, lane: &mut Lane, debt: Debt) {
+        match &mut lane.owed {
+            Some(owed) => owed.others.push(debt),
+            None => {
+                self.pay(lane, &debt).ok();
+            }
+        }
+    }
+
+    pub(crate) fn pay(&self, lane: &Lane, debt: &Debt) -> Result<(), FsError> {
+        match &debt.what {
+            What::Names => self.settle(lane, &debt.handle),
+            What::Content => self.bring(lane, &debt.handle),
+            What::Written(written) => {
+                let synced = self.uncommitted.sync_written(&debt.handle, written, |file| fsync(file));
+                synced.map_err(|errno| changed_for_good(errno.into()))
+            }
+        }
+    }
+}

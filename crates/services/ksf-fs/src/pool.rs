@@ -1,0 +1,506 @@
+//! A pool of lanes: the threads on which operations run, and their queues.
+//!
+//! The framework's pool for tasks that block would not do: a thread that cannot go back to the server's identity must end, its
+//! threads serve others that need the capabilities that a lane gives up, and its queue counts tasks but not their bytes.
+//!
+//! ```text
+//!   submit ─► a queue for each share ─► lane 1..n        a lane without its identity ends
+//!             (bytes are counted)                                              │
+//!                                                        keeper ◄──────────────┘ starts another
+//! ```
+//!
+//! A share is an export. Shares take turns. Where there are several, a share has at most half of the lanes, and the last quarter
+//! of the lanes is left to shares that have none: a share whose file system hangs does not stop the others.
+//!
+//! A thread inherits identity and capabilities of the one that starts it, so none is started by a lane: the keeper does, which
+//! has those of the thread that started the pool.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::lane::{Identities, Lane, LaneError};
+use crate::syncs::Syncs;
+
+/// How long the keeper waits before it tries again to start a thread that the system refused.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Figures of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PoolCounters {
+    /// Jobs that wait now.
+    pub(crate) queued_jobs: usize,
+    /// Bytes of the jobs that wait now.
+    pub(crate) queued_bytes: usize,
+    /// Lanes that live now.
+    pub(crate) lanes: usize,
+    /// Jobs that ran.
+    pub(crate) done: u64,
+    /// Jobs that panicked, which ran, too.
+    pub(crate) panicked: u64,
+}
+
+/// What a pool is started with.
+#[derive(Debug)]
+pub(crate) struct PoolOptions {
+    /// Name of its threads.
+    pub(crate) name: &'static str,
+    /// Threads; at least 1.
+    pub(crate) threads: usize,
+    /// Shares; at least 1.
+    pub(crate) shares: usize,
+    /// Where its lanes leave what waits for the medium.
+    pub(crate) syncs: Option<Arc<Syncs>>,
+}
+
+type Work = Box<dyn FnOnce(&mut Lane) + Send>;
+
+struct Job {
+    bytes: usize,
+    work: Work,
+}
+
+/// A pool. Dropping it drops the jobs that wait and waits for those that run.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    queue: Queue,
+    keeper: Option<JoinHandle<()>>,
+    identities: Identities,
+}
+
+/// The way into a pool; it does not keep the threads.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue(Arc<Shared>);
+
+impl Queue {
+    /// Puts a job into the queue of its share, which has no bound: the giver has one for what it reads. `bytes` is the memory that
+    /// the job keeps.
+    ///
+    /// A job that panics is counted, and its captured values are dropped. After the end of the pool jobs are dropped: false.
+    pub(crate) fn submit(&self, share: usize, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) -> bool {
+        let job = Job { bytes, work: Box::new(job) };
+        let mut inner = self.0.lock();
+        if inner.is_closed {
+            drop(inner);
+            // Outside of the lock: captured values may call back.
+            drop(job);
+            return false;
+        }
+        inner.bytes += job.bytes;
+        let at = share % inner.shares.len();
+        inner.shares[at].queue.push_back(job);
+        drop(inner);
+        self.0.work.notify_one();
+        true
+    }
+
+    /// Figures until now.
+    pub(crate) fn counters(&self) -> PoolCounters {
+        let inner = self.0.lock();
+        let queued_jobs = inner.shares.iter().map(|share| share.queue.len()).sum();
+        PoolCounters { queued_jobs, queued_bytes: inner.bytes, lanes: inner.lanes, ..inner.counters }
+    }
+}
+
+impl Pool {
+    /// Starts all threads.
+    ///
+    /// # Errors
+    ///
+    /// [`LaneError`]: there is no thread to be had, or it cannot become a lane.
+    pub(crate) fn start(options: PoolOptions) -> Result<Self, LaneError> {
+        let options = PoolOptions { threads: options.threads.max(1), ..options };
+        let inner = Inner::new(options.threads, options.shares.max(1));
+        let shared = Shared { options, inner: Mutex::new(inner), work: Condvar::new(), changed: Condvar::new() };
+        let mut pool = Self { queue: Queue(Arc::new(shared)), keeper: None, identities: Identities::Own };
+        for _ in 0..pool.queue.0.options.threads {
+            // When one fails, those that were started end with `pool`.
+            pool.identities = pool.queue.0.start_lane()?;
+        }
+        let shared = Arc::clone(&pool.queue.0);
+        let keeper = thread::Builder::new().name("ksf-fs-keeper".to_owned()).spawn(move || shared.keep());
+        pool.keeper = Some(keeper.map_err(LaneError::Thread)?);
+        Ok(pool)
+    }
+
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// As whom operations run.
+    pub(crate) fn identities(&self) -> Identities {
+        self.identities
+    }
+
+    /// Waits until no job waits or runs, or `deadline` is over.
+    pub(crate) fn wait_until_idle(&self, deadline: Instant) {
+        let shared = &self.queue.0;
+        let mut inner = shared.lock();
+        inner.is_awaited = true;
+        while inner.running > 0 || inner.shares.iter().any(|share| !share.queue.is_empty()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            inner = shared.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes no more jobs, drops those that wait, and waits until the running ones are done or `deadline` is over. Returns how
+    /// many still run; their threads end with them.
+    pub(crate) fn close(&self, deadline: Instant) -> usize {
+        self.queue.0.refuse_and_drop();
+        self.queue.0.wait_for_lanes(Some(deadline))
+    }
+}
+
+impl Pool {
+    /// Drops the jobs that wait, and waits for those that run unless [`Pool::close`] has.
+    pub(crate) fn end(&mut self) {
+        if self.queue.0.refuse_and_drop() {
+            self.queue.0.wait_for_lanes(None);
+        }
+        if let Some(keeper) = self.keeper.take() {
+            // The keeper does not panic, and it has been told to end.
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+struct Shared {
+    options: PoolOptions,
+    inner: Mutex<Inner>,
+    /// For lanes: a job, or the end.
+    work: Condvar,
+    /// For the keeper and for who waits for the end: a lane ended, the pool was closed, or it has nothing to do.
+    changed: Condvar,
+}
+
+/// The jobs of one share.
+#[derive(Default)]
+struct Share {
+    queue: VecDeque<Job>,
+    running: usize,
+}
+
+struct Inner {
+    shares: Vec<Share>,
+    /// The share whose turn it is.
+    next: usize,
+    /// Lanes that one share may have.
+    share_lanes_max: usize,
+    /// Lanes that only a share without one may take.
+    reserved: usize,
+    /// All lanes.
+    threads: usize,
+    bytes: usize,
+    lanes: usize,
+    running: usize,
+    is_closed: bool,
+    /// Somebody waits until there is nothing to do.
+    is_awaited: bool,
+    counters: PoolCounters,
+}
+
+impl Inner {
+    fn new(threads: usize, shares: usize) -> Self {
+        let (share_lanes_max, reserved) = if shares == 1 { (threads, 0) } else { (threads.div_ceil(2), threads / 4) };
+        Self {
+            shares: (0..shares).map(|_| Share::default()).collect(),
+            next: 0,
+            share_lanes_max,
+            reserved,
+            threads,
+            bytes: 0,
+            lanes: 0,
+            running: 0,
+            is_closed: false,
+            is_awaited: false,
+            counters: PoolCounters::default(),
+        }
+    }
+
+    /// The next job that may run, and its share.
+    fn take(&mut self) -> Option<(usize, Job)> {
+        let free = self.threads.saturating_sub(self.running);
+        let count = self.shares.len();
+        for at in (self.next..self.next + count).map(|at| at % count) {
+            let share = &mut self.shares[at];
+            let has_room = share.running < self.share_lanes_max && free > self.reserved;
+            if share.running > 0 && !has_room {
+                continue;
+            }
+            let Some(job) = share.queue.pop_front() else { continue };
+            share.running += 1;
+            self.running += 1;
+            self.bytes -= job.bytes;
+            self.next = (at + 1) % count;
+            return Some((at, job));
+        }
+        None
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a lane and waits until it is one.
+    fn start_lane(self: &Arc<Self>) -> Result<Identities, LaneError> {
+        let (ready, is_ready) = mpsc::sync_channel(1);
+        let shared = Arc::clone(self);
+        self.lock().lanes += 1;
+        let thread = thread::Builder::new().name(self.options.name.to_owned()).spawn(move || {
+            match Lane::attach() {
+                Ok(mut lane) => {
+                    lane.leave_to(shared.options.syncs.clone());
+                    // The other end waits for this.
+                    let _ = ready.send(Ok(lane.identities()));
+                    shared.run(lane);
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                }
+            }
+            shared.lock().lanes -= 1;
+            shared.changed.notify_all();
+        });
+        if let Err(error) = thread {
+            self.lock().lanes -= 1;
+            return Err(LaneError::Thread(error));
+        }
+        let ended = || LaneError::Thread(std::io::Error::other("the thread ended at once"));
+        is_ready.recv().unwrap_or_else(|_| Err(ended()))
+    }
+
+    fn run(&self, mut lane: Lane) {
+        let mut inner = self.lock();
+        loop {
+            let Some((share, job)) = inner.take() else {
+                if inner.is_closed {
+                    return;
+                }
+                if inner.running == 0 && inner.is_awaited {
+                    self.changed.notify_all();
+                }
+                inner = self.work.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(inner);
+            let panicked = catch_unwind(AssertUnwindSafe(|| (job.work)(&mut lane))).is_err();
+            inner = self.lock();
+            inner.running -= 1;
+            inner.shares[share].running -= 1;
+            inner.counters.done += 1;
+            inner.counters.panicked += u64::from(panicked);
+            lane.owed = None;
+            if lane.is_lost() {
+                return;
+            }
+        }
+    }
+
+    /// The keeper's thread: starts a lane for each that ended.
+    fn keep(self: &Arc<Self>) {
+        let mut inner = self.lock();
+        while !inner.is_closed {
+            if inner.lanes >= self.options.threads {
+                inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            drop(inner);
+            let started = self.start_lane();
+            inner = self.lock();
+            if started.is_err() && !inner.is_closed {
+                inner = self.changed.wait_timeout(inner, RETRY).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// True if the lanes were open before.
+    fn refuse_and_drop(&self) -> bool {
+        let mut inner = self.lock();
+        let was_open = !inner.is_closed;
+        inner.is_closed = true;
+        inner.bytes = 0;
+        let dropped: Vec<_> = inner.shares.iter_mut().map(|share| std::mem::take(&mut share.queue)).collect();
+        drop(inner);
+        // Outside of the lock: captured values may call back.
+        drop(dropped);
+        self.work.notify_all();
+        self.changed.notify_all();
+        was_open
+    }
+
+    fn wait_for_lanes(&self, deadline: Option<Instant>) -> usize {
+        let mut inner = self.lock();
+        while inner.lanes > 0 {
+            // Lanes without a job are on their way out.
+            let left = deadline.filter(|_| inner.running > 0).map(|at| at.saturating_duration_since(Instant::now()));
+            inner = match left {
+                Some(Duration::ZERO) => return inner.running,
+                Some(left) => self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    fn lanes(threads: usize, shares: usize) -> Pool {
+        Pool::start(PoolOptions { name: "ksf-fs-lane", threads, shares, syncs: None }).unwrap()
+    }
+
+    /// Waits until `is_so` holds, which other threads make true.
+    fn until(lanes: &Pool, is_so: impl Fn(PoolCounters) -> bool) {
+        while !is_so(lanes.queue().counters()) {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn jobs_run_on_several_lanes_at_once() {
+        let lanes = lanes(3, 1);
+        // Passed only if three jobs run at the same time.
+        let all = Arc::new(Barrier::new(4));
+        for _ in 0..3 {
+            let all = Arc::clone(&all);
+            lanes.queue().submit(0, 0, move |_| {
+                all.wait();
+            });
+        }
+        all.wait();
+        until(&lanes, |counters| counters.done == 3);
+        assert_eq!(lanes.queue().counters().lanes, 3);
+    }
+
+    #[test]
+    fn a_job_that_panics_ends_no_lane() {
+        let lanes = lanes(1, 1);
+        lanes.queue().submit(0, 0, |_| panic!("of the test"));
+        lanes.queue().submit(0, 0, |_| ());
+        until(&lanes, |counters| counters.done == 2);
+        assert_eq!((lanes.queue().counters().panicked, lanes.queue().counters().lanes), (1, 1));
+    }
+
+    #[test]
+    fn a_lane_that_lost_its_identity_is_replaced() {
+        let lanes = lanes(1, 1);
+        let (sender, receiver) = mpsc::channel();
+        for round in 0..3 {
+            let sender = sender.clone();
+            lanes.queue().submit(0, 0, move |lane| {
+                sender.send(thread::current().id()).unwrap();
+                if round < 2 {
+                    lane.lose();
+                }
+            });
+        }
+        let threads: Vec<_> = receiver.iter().take(3).collect();
+        assert!(threads[0] != threads[1] && threads[1] != threads[2]);
+        until(&lanes, |counters| counters.done == 3 && counters.lanes == 1);
+    }
+
+    /// Blocks as many lanes as it gets with jobs of a share, and returns how many that are. They end with `gate`.
+    fn block(lanes: &Pool, share: usize, gate: &Arc<(Mutex<bool>, Condvar)>) {
+        let gate = Arc::clone(gate);
+        lanes.queue().submit(share, 0, move |_| {
+            let mut is_open = gate.0.lock().unwrap();
+            while !*is_open {
+                is_open = gate.1.wait(is_open).unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn a_share_whose_jobs_hang_leaves_lanes_to_the_others() {
+        let lanes = lanes(4, 3);
+        let gate = Arc::<(Mutex<bool>, Condvar)>::default();
+        let (sender, receiver) = mpsc::channel();
+        // Two shares hang: the first on two lanes, the second on the one that is not reserved.
+        for share in [0, 1] {
+            (0..100).for_each(|_| block(&lanes, share, &gate));
+            until(&lanes, |counters| counters.queued_jobs == if share == 0 { 98 } else { 98 + 99 });
+        }
+        for number in 0..10 {
+            let sender = sender.clone();
+            lanes.queue().submit(2, 0, move |_| sender.send(number).unwrap());
+        }
+        let served: Vec<i32> = receiver.iter().take(10).collect();
+        assert_eq!(served, (0..10).collect::<Vec<_>>());
+        assert_eq!(lanes.queue().counters().queued_jobs, 98 + 99);
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        until(&lanes, |counters| counters.done == 210);
+    }
+
+    #[test]
+    fn a_share_that_is_alone_has_all_lanes_and_shares_take_turns() {
+        let alone = lanes(4, 1);
+        let gate = Arc::<(Mutex<bool>, Condvar)>::default();
+        (0..9).for_each(|_| block(&alone, 0, &gate));
+        until(&alone, |counters| counters.queued_jobs == 5);
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        // One lane: the order is that of the turns.
+        let lanes = lanes(1, 2);
+        let started = Arc::new(Barrier::new(2));
+        let start = Arc::clone(&started);
+        lanes.queue().submit(0, 0, move |_| {
+            start.wait();
+            start.wait();
+        });
+        started.wait();
+        let (sender, receiver) = mpsc::channel();
+        for job in [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5)] {
+            let sender = sender.clone();
+            lanes.queue().submit(job.0, 0, move |_| sender.send(job.1).unwrap());
+        }
+        started.wait();
+        assert_eq!(receiver.iter().take(5).collect::<Vec<_>>(), [4, 1, 5, 2, 3]);
+    }
+
+    #[test]
+    fn closing_drops_what_waits_and_leaves_what_runs() {
+        let lanes = lanes(1, 1);
+        let gate = Arc::new(Barrier::new(2));
+        let (held, started) = (Arc::clone(&gate), Arc::new(Barrier::new(2)));
+        let start = Arc::clone(&started);
+        lanes.queue().submit(0, 0, move |_| {
+            start.wait();
+            held.wait();
+        });
+        started.wait();
+        let dropped = Arc::new(());
+        let captured = Arc::clone(&dropped);
+        lanes.queue().submit(0, 10, move |_| drop(captured));
+        assert_eq!(lanes.close(Instant::now()), 1);
+        assert_eq!(Arc::strong_count(&dropped), 1);
+        lanes.queue().submit(0, 0, |_| panic!("runs after the end"));
+        gate.wait();
+        drop(lanes);
+    }
+}

@@ -1,0 +1,359 @@
+//! Syncs that operations leave to threads of their own, so that a slow medium holds up nobody but those who wait for it.
+//!
+//! What waits for the same object is taken together: a sync that begins after the changes of several operations is the sync of
+//! all of them. Operations that come meanwhile wait for the next one.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::FsError;
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::Fs;
+use crate::owed::{Debt, Owed, What};
+use crate::pool::Queue;
+
+/// What waits is joined by the object, and by whether it waits for bytes or for names and attributes.
+type Key = (Handle, bool);
+
+type Then = Box<dyn FnOnce(&Lane, Result<(), FsError>) + Send>;
+
+/// An operation that waits.
+struct Waiter {
+    fs: Arc<Fs>,
+    debt: Debt,
+    /// Syncs after that of `debt`, the next one last.
+    more: Vec<Debt>,
+    bytes: usize,
+    then: Then,
+}
+
+/// The waiting operations, and the way to the threads.
+pub(crate) struct Syncs {
+    queue: Queue,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// A key without waiters is being synced.
+    by_key: HashMap<Key, Vec<Waiter>>,
+    count: usize,
+    bytes: usize,
+}
+
+impl fmt::Debug for Syncs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Syncs").field("count", &self.count()).finish_non_exhaustive()
+    }
+}
+
+impl Syncs {
+    pub(crate) fn new(queue: Queue) -> Self {
+        Self { queue, waiting: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Operations that wait, and the bytes that they keep.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        let waiting = self.lock();
+        (waiting.count, waiting.bytes)
+    }
+
+    /// Makes syncs one after the other, and tells the first failure. `bytes`: what `then` keeps in memory.
+    pub(crate) fn submit(self: &Arc<Self>, fs: &Arc<Fs>, mut owed: Vec<Debt>, bytes: usize, then: Then) {
+        owed.reverse();
+        if let Some(debt) = owed.pop() {
+            self.enqueue(Waiter { fs: Arc::clone(fs), debt, more: owed, bytes, then });
+        }
+    }
+
+    /// Makes syncs that nobody waits for, each by itself.
+    pub(crate) fn submit_others(self: &Arc<Self>, fs: &Arc<Fs>, owed: Vec<Debt>) {
+        owed.into_iter().for_each(|debt| self.submit(fs, vec![debt], 0, Box::new(|_, _| ())));
+    }
+
+    /// Drops those that wait. The threads have ended.
+    pub(crate) fn clear(&self) {
+        let dropped = std::mem::take(&mut *self.lock());
+        // Outside of the lock: captured values may call back.
+        drop(dropped);
+    }
+
+    fn enqueue(self: &Arc<Self>, waiter: Waiter) {
+        let key = (waiter.debt.handle.clone(), matches!(waiter.debt.what, What::Names));
+        let share = waiter.fs.share_of(&key.0);
+        let mut waiting = self.lock();
+        waiting.count += 1;
+        waiting.bytes += waiter.bytes;
+        if let Some(waiters) = waiting.by_key.get_mut(&key) {
+            waiters.push(waiter);
+            return;
+        }
+        waiting.by_key.insert(key.clone(), vec![waiter]);
+        drop(waiting);
+        self.begin(share, key);
+    }
+
+    fn begin(self: &Arc<Self>, share: usize, key: Key) {
+        let (syncs, of) = (Arc::clone(self), key.clone());
+        if !self.queue.submit(share, 0, move |lane| syncs.sync(share, &of, lane)) {
+            let dropped = self.lock().by_key.remove(&key);
+            drop(dropped);
+        }
+    }
+
+    /// Syncs an object for all that wait for it now.
+    fn sync(self: &Arc<Self>, share: usize, key: &Key, lane: &Lane) {
+        let batch = {
+            let mut waiting = self.lock();
+            let batch = waiting.by_key.get_mut(key).map(std::mem::take).unwrap_or_default();
+            waiting.count -= batch.len();
+            waiting.bytes -= batch.iter().map(|waiter| waiter.bytes).sum::<usize>();
+            batch
+        };
+        // Also after a panic.
+        let _next = Next { syncs: self, share, key };
+        let mut joint = None;
+        for Waiter { fs, debt, mut more, bytes, then } in batch {
+            let paid = match debt.what {
+                // It knows by itself whether a sync has covered it.
+                What::Written(_) => fs.pay(lane, &debt),
+                What::Names | What::Content => *joint.get_or_insert_with(|| fs.pay(lane, &debt)),
+            };
+            match more.pop().filter(|_| paid.is_ok()) {
+                Some(debt) => self.enqueue(Waiter { fs, debt, more, bytes, then }),
+                None => then(lane, paid),
+            }
+        }
+    }
+}
+
+/// The end of a sync: those that came meanwhile are next.
+struct Next<'a> {
+    syncs: &'a Arc<Syncs>,
+    share: usize,
+    key: &'a Key,
+}
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.syncs.lock();
+        if waiting.by_key.get(self.key).is_some_and(Vec::is_empty) {
+            waiting.by_key.remove(self.key);
+            return;
+        }
+        let has_more = waiting.by_key.contains_key(self.key);
+        drop(waiting);
+        if has_more {
+            self.syncs.begin(self.share, self.key.clone());
+        }
+    }
+}
+
+impl Lane {
+    /// Has syncs made by the threads for them, or here where there are none, and goes on with `then`. `bytes`: what it keeps
+    /// in memory until then.
+    pub fn settle(
+        &self,
+        fs: &Arc<Fs>,
+        owed: Owed,
+        bytes: usize,
+        then: impl FnOnce(&Self, Result<(), FsError>) + Send + 'static,
+    ) {
+        match self.syncs() {
+            Some(syncs) => {
+                syncs.submit_others(fs, owed.others);
+                if owed.own.is_empty() {
+                    then(self, Ok(()));
+                } else {
+                    syncs.submit(fs, owed.own, bytes, Box::new(then));
+                }
+            }
+            None => then(self, fs.settle_owed(self, &owed)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread;
+
+    use super::*;
+    use crate::credential::{Credential, Squash};
+    use crate::export::ExportOptions;
+    use crate::lanes::{LaneOptions, Lanes};
+    use crate::layer::FsOptions;
+    use crate::{CreateHow, SetAttr, Stable};
+
+    /// A served folder with its threads.
+    struct Served {
+        folder: tempfile::TempDir,
+        fs: Arc<Fs>,
+        lanes: Lanes,
+    }
+
+    impl Served {
+        fn new(threads: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::create_dir(folder.path().join("data")).unwrap();
+            let mut fs = Fs::new(FsOptions { uncommitted_files_max: 2, ..FsOptions::default() }).unwrap();
+            let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+            fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+            let lanes = Lanes::start(&LaneOptions { threads }, 1).unwrap();
+            Self { folder, fs: Arc::new(fs), lanes }
+        }
+
+        /// Runs an operation on a lane, and its syncs where a server has them.
+        fn run<T: Send + 'static>(
+            &self,
+            work: impl FnOnce(&Fs, &mut Lane) -> T + Send + 'static,
+        ) -> Receiver<(T, Result<(), FsError>)> {
+            let (sender, receiver) = channel();
+            let fs = Arc::clone(&self.fs);
+            self.lanes.submit(0, 0, move |lane| {
+                let (done, owed) = lane.owing(|lane| work(&fs, lane));
+                lane.settle(&fs, owed, 10, move |_, settled| sender.send((done, settled)).unwrap());
+            });
+            receiver
+        }
+
+        fn create(&self, name: &'static str) -> Receiver<(Handle, Result<(), FsError>)> {
+            self.run(move |fs, lane| {
+                let how = CreateHow::Guarded(SetAttr::default());
+                let root = fs.exports()[0].root().clone();
+                fs.create(lane, &root_user(), &root, name.as_bytes(), &how).result.unwrap().handle
+            })
+        }
+
+        fn write(&self, file: &Handle, stable: Stable) -> Receiver<(usize, Result<(), FsError>)> {
+            let file = file.clone();
+            self.run(move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", stable).result.unwrap().count)
+        }
+
+        fn until(&self, is_so: impl Fn(&crate::LaneCounters) -> bool) {
+            while !is_so(&self.lanes.counters()) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// A write whose sync hangs in the hands of a thread.
+    fn hanging_write(served: &Served, file: &Handle) -> Receiver<(usize, Result<(), FsError>)> {
+        let before = served.lanes.counters().done;
+        let write = served.write(file, Stable::FileSync);
+        served.until(|counters| counters.done > before && counters.queued_syncs == 0);
+        write
+    }
+
+    fn root_user() -> Credential {
+        Credential::unix(0, 0, &[])
+    }
+
+    fn done<T>(receiver: &Receiver<(T, Result<(), FsError>)>) -> T {
+        let (done, settled) = receiver.recv().unwrap();
+        settled.unwrap();
+        done
+    }
+
+    #[test]
+    fn a_sync_that_hangs_holds_up_those_who_wait_for_it_alone() {
+        let served = Served::new(2);
+        let [slow, other] = ["slow", "other"].map(|name| done(&served.create(name)));
+        done(&served.write(&slow, Stable::Unstable));
+        let waiting = served.fs.uncommitted.hang(&slow, || {
+            let mut waiting = vec![hanging_write(&served, &slow)];
+            waiting.extend((0..9).map(|_| served.write(&slow, Stable::FileSync)));
+            served.until(|counters| counters.queued_syncs == 9);
+            let (sender, receiver) = channel();
+            let (fs, file) = (Arc::clone(&served.fs), slow.clone());
+            served.lanes.submit(0, 0, move |lane| {
+                let fs = &fs;
+                lane.settle(fs, Owed::commit(file.clone()), 0, move |_, synced| sender.send((0, synced)).unwrap());
+            });
+            served.until(|counters| counters.queued_syncs == 10 && counters.queued_bytes == 90);
+            // Others are served: their syncs, and the file's other operations.
+            assert_eq!(done(&served.write(&other, Stable::FileSync)), 4);
+            assert_eq!(done(&served.write(&slow, Stable::Unstable)), 4);
+            let size = done(&served.run({
+                let slow = slow.clone();
+                move |fs, lane| fs.getattr(lane, &slow).unwrap().size
+            }));
+            assert_eq!(size, 4);
+            assert!(waiting.iter().all(|write| write.try_recv().is_err()));
+            waiting.push(receiver);
+            waiting
+        });
+        for write in &waiting {
+            done(write);
+        }
+        served.until(|counters| (counters.queued_syncs, counters.queued_bytes) == (0, 0));
+        assert_eq!(std::fs::read(served.folder.path().join("data/slow")).unwrap(), b"text");
+    }
+
+    #[test]
+    fn one_sync_of_a_folder_serves_all_who_wait_for_it() {
+        let served = Served::new(1);
+        let slow = done(&served.create("slow"));
+        done(&served.write(&slow, Stable::Unstable));
+        let before = served.fs.counters().settled;
+        let (write, creates) = served.fs.uncommitted.hang(&slow, || {
+            let write = hanging_write(&served, &slow);
+            let creates: Vec<_> = ["a", "b", "c", "d", "e"].iter().map(|name| served.create(name)).collect();
+            served.until(|counters| counters.queued_syncs == 5);
+            (write, creates)
+        });
+        done(&write);
+        for create in &creates {
+            done(create);
+        }
+        assert_eq!(served.fs.counters().settled - before, 1);
+    }
+
+    #[test]
+    fn an_unstable_write_does_not_wait_for_the_sync_of_another_file() {
+        let served = Served::new(1);
+        let files = ["slow", "b", "c", "d", "e"].map(|name| done(&served.create(name)));
+        done(&served.write(&files[0], Stable::Unstable));
+        served.fs.uncommitted.hang(&files[0], || {
+            // There may be two: the third one has the first, which hangs, synced.
+            (1..4).for_each(|at| assert_eq!(done(&served.write(&files[at], Stable::Unstable)), 4));
+            let refused = served.run({
+                let file = files[4].clone();
+                move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", Stable::Unstable).result.map(drop)
+            });
+            assert_eq!(done(&refused).unwrap_err().kind(), crate::ErrorKind::TryLater);
+        });
+        served.lanes.close(std::time::Instant::now() + std::time::Duration::from_secs(600));
+        assert_eq!(served.fs.counters().uncommitted_files, 2);
+    }
+
+    #[test]
+    fn a_server_that_ends_waits_for_the_syncs_of_what_was_begun() {
+        let served = Served::new(1);
+        let slow = done(&served.create("slow"));
+        done(&served.write(&slow, Stable::Unstable));
+        let deadline = std::time::Instant::now();
+        let (write, left) = served.fs.uncommitted.hang(&slow, || {
+            let write = [hanging_write(&served, &slow), served.write(&slow, Stable::FileSync)];
+            served.until(|counters| counters.queued_syncs == 1);
+            (write, served.lanes.close(deadline))
+        });
+        assert_eq!(left, 1);
+        // The one that was in the hands of a thread is answered, the other one is dropped.
+        assert_eq!(write.iter().filter(|write| write.recv().is_ok()).count(), 1);
+
+        let served = Served::new(1);
+        let file = done(&served.create("file"));
+        let before = served.lanes.counters().done;
+        let writes: Vec<_> = (0..10).map(|_| served.write(&file, Stable::FileSync)).collect();
+        served.until(|counters| counters.done == before + 10);
+        assert_eq!(served.lanes.close(deadline + std::time::Duration::from_secs(600)), 0);
+        assert!(writes.iter().all(|write| write.try_recv().is_ok()));
+    }
+}
