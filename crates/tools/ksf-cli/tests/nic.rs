@@ -133,7 +133,9 @@ fn what_somebody_else_changed_is_left_alone_unless_forced() {
     put("gro_flush_timeout", "777");
     assert!(says(&["verify", "nic0"], 1).contains("1 of "));
     let text = says(&["rollback", "nic0"], 1);
-    assert!(text.contains("1 of 6 settings of nic0 left alone") && text.contains("--force"), "{text}");
+    // How many there are depends on the CPUs.
+    assert!(text.contains("ksf: 1 of ") && text.contains(" settings of nic0 left alone"), "{text}");
+    assert!(text.contains("--force"), "{text}");
     assert_eq!((value("gro_flush_timeout"), value("napi_defer_hard_irqs")), ("777".into(), "0".into()));
     nic(&["rollback", "nic0", "--force"], 0);
     assert_eq!(settings(), before);

@@ -208,7 +208,7 @@ impl Cgroup {
             .arg(&self.folder)
             .args(["taskset", "-c", &cpu.to_string()])
             .arg(exe)
-            .args(["--exact", "flow::ports::helper_connects", "--ignored", "--nocapture"])
+            .args(["--exact", "flow::ports::helper_connects", "--ignored", "--nocapture", "--test-threads", "2"])
             .env(ORDERS, orders.join(";"))
             .output()
             .unwrap();
