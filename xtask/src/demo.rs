@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: every service on every engine that this machine has, over TCP and UDP, as
-//! one table; a `kill -9` of the store, with an audit; and proof that nothing stays behind.
+//! one table, with the store and the file server; a `kill -9` of the store, with an audit; and proof that nothing stays behind.
 
+mod files;
 mod store;
 
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ const DOCTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
 pub(crate) struct DemoOptions {
-    /// Length of each of the 33 loads, in seconds
+    /// Length of each of the 39 loads, in seconds
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
     /// The ksf to show instead of the release build
@@ -69,6 +70,15 @@ pub(crate) fn run(options: &DemoOptions) -> Result<()> {
         media.push(medium);
         if audit.is_none() {
             audit = Some(demo.crash_store(engine).with_context(|| format!("kill -9 of the store on {engine}"))?);
+        }
+    }
+    for engine in files::ENGINES {
+        match doctor.obstacle(engine)? {
+            Some(why) => drop(skipped.insert(why)),
+            None => {
+                table.add_rows(demo.measure_files(engine).with_context(|| format!("nfs on {engine}"))?);
+                break;
+            }
         }
     }
     println!("{table}");
@@ -166,15 +176,7 @@ impl Demo {
             self.watch.note(&before)?;
         }
         server.stop()?;
-        Ok(vec![
-            service.into(),
-            transport.into(),
-            combination.needs().into(),
-            format!("{:.1}", one.rtt_p50_us),
-            format!("{:.1}", one.rtt_p99_us),
-            format!("{:.0}", many.messages_per_s),
-            (one.faults + many.faults).to_string(),
-        ])
+        Ok(row([service, transport, combination.needs()], &one, &many))
     }
 
     fn load(&self, combination: Combination, port: u16, in_flight: u32) -> Result<LoadResult> {
@@ -193,6 +195,17 @@ impl Demo {
         };
         load.run(&self.ksf)
     }
+}
+
+/// What was measured with one message in flight and with many, behind service, transport and engine.
+fn row(names: [&str; 3], one: &LoadResult, many: &LoadResult) -> Vec<String> {
+    let measured = [
+        format!("{:.1}", one.rtt_p50_us),
+        format!("{:.1}", one.rtt_p99_us),
+        format!("{:.0}", many.messages_per_s),
+        (one.faults + many.faults).to_string(),
+    ];
+    names.into_iter().map(str::to_owned).chain(measured).collect()
 }
 
 fn head() -> Table {

@@ -43,11 +43,13 @@ impl Programs {
 fn rows(output: &Output) -> Vec<String> {
     let (table, said) = (ksf_test::stdout(output), ksf_test::stderr(output));
     assert!(output.status.success(), "{}:\n{table}{said}", output.status);
-    // "store SET" is one cell.
-    let words = |line: &str| line.replacen("| store ", "| store-", 1);
+    // "store SET" is one cell, and so is "nfs READ 4 KiB".
+    let words = |line: &str| {
+        line.replacen("| store ", "| store-", 1).replacen("| nfs ", "| nfs-", 1).replacen(" 4 KiB ", " ", 1)
+    };
     let cells =
         |line: String| line.split_whitespace().filter(|cell| *cell != "|").map(str::to_owned).collect::<Vec<_>>();
-    let is_row = |line: &&str| ["| k", "| store "].iter().any(|front| line.starts_with(front));
+    let is_row = |line: &&str| ["| k", "| store ", "| nfs "].iter().any(|front| line.starts_with(front));
     let lines = table.lines().filter(is_row).map(words).map(cells);
     let row = |cells: Vec<String>| {
         let figures: Vec<f64> = cells[3..].iter().map(|cell| cell.parse().expect("a figure")).collect();
@@ -78,6 +80,9 @@ fn expected(output: &Output) -> Vec<String> {
     for engine in store_engines(output) {
         rows.extend(["SET", "GET"].map(|operation| format!("store-{operation} tcp {engine}")));
     }
+    // Both are alike for files.
+    let engine = store_engines(output)[0];
+    rows.extend(["GETATTR", "READ", "WRITE"].map(|procedure| format!("nfs-{procedure} tcp {engine}")));
     rows
 }
 

@@ -12,7 +12,7 @@
 //!   raw.json ── judge.rs: met, lost, undecided ── report.rs: report.md; chart.rs: report.html, on demand
 //! ```
 
-mod case;
+pub(crate) mod case;
 mod chart;
 mod contestant;
 mod goals;

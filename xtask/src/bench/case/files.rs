@@ -24,13 +24,13 @@ pub(super) const NFS_MAIN: [&str; 2] = ["nfs-getattr-1", "nfs-getattr-32"];
 
 const SERVERS: &[Contestant] = &[Nfs, Ganesha, GaneshaTuned];
 
-static GETATTR: FileLoad = small("getattr");
+pub(crate) static NFS_GETATTR: FileLoad = small("getattr");
 static LOOKUP: FileLoad = small("lookup");
 static ACCESS: FileLoad = small("access");
 static READDIRPLUS: FileLoad = FileLoad { files: 100, file_bytes: 4 << 10, ..small("readdirplus") };
-static READ: FileLoad = small("read");
+pub(crate) static NFS_READ: FileLoad = small("read");
 static WRITE: FileLoad = small("write");
-static WRITE_STABLE: FileLoad = FileLoad { stable: "file", ..small("write") };
+pub(crate) static NFS_WRITE_STABLE: FileLoad = FileLoad { stable: "file", ..small("write") };
 static READ_LARGE: FileLoad = large("read");
 static WRITE_LARGE: FileLoad = large("write");
 static SMALL_FILES: FileLoad = small("create=1,write=1,remove=1");
@@ -66,18 +66,18 @@ const fn nfs(
 }
 
 pub(super) const CASES: &[Case] = &[
-    Case { metric: Metric::RttP50Us, ..nfs(NFS_MAIN[0], "NFS GETATTR, 1 in flight", &GETATTR, [1, 1]) },
-    nfs(NFS_MAIN[1], "NFS GETATTR, 32 in flight", &GETATTR, [1, 32]),
-    nfs("nfs-getattr-32x8", "NFS GETATTR, 32 in flight on each of 8 connections", &GETATTR, [8, 32]),
+    Case { metric: Metric::RttP50Us, ..nfs(NFS_MAIN[0], "NFS GETATTR, 1 in flight", &NFS_GETATTR, [1, 1]) },
+    nfs(NFS_MAIN[1], "NFS GETATTR, 32 in flight", &NFS_GETATTR, [1, 32]),
+    nfs("nfs-getattr-32x8", "NFS GETATTR, 32 in flight on each of 8 connections", &NFS_GETATTR, [8, 32]),
     nfs("nfs-lookup-32", "NFS LOOKUP, 32 in flight", &LOOKUP, [1, 32]),
     nfs("nfs-access-32", "NFS ACCESS, 32 in flight", &ACCESS, [1, 32]),
     nfs("nfs-readdirplus-32", "NFS READDIRPLUS of a folder of 100 files, 32 in flight", &READDIRPLUS, [1, 32]),
-    nfs("nfs-read-4k-32", "NFS READ of 4 KiB, 32 in flight", &READ, [1, 32]),
+    nfs("nfs-read-4k-32", "NFS READ of 4 KiB, 32 in flight", &NFS_READ, [1, 32]),
     nfs("nfs-read-1m-4", "NFS READ of 1 MiB, 4 in flight", &READ_LARGE, [1, 4]),
     nfs("nfs-write-4k-32", "NFS WRITE of 4 KiB, unstable, 32 in flight", &WRITE, [1, 32]),
     nfs("nfs-write-1m-4", "NFS WRITE of 1 MiB, unstable, 4 in flight", &WRITE_LARGE, [1, 4]),
-    nfs("nfs-stable-4k-1", "NFS WRITE of 4 KiB, on the medium, 1 in flight", &WRITE_STABLE, [1, 1]),
-    nfs("nfs-stable-4k-32", "NFS WRITE of 4 KiB, on the medium, 32 in flight", &WRITE_STABLE, [1, 32]),
+    nfs("nfs-stable-4k-1", "NFS WRITE of 4 KiB, on the medium, 1 in flight", &NFS_WRITE_STABLE, [1, 1]),
+    nfs("nfs-stable-4k-32", "NFS WRITE of 4 KiB, on the medium, 32 in flight", &NFS_WRITE_STABLE, [1, 32]),
     // One in flight: nfs-ganesha answers NFS3ERR_STALE where one name is created and removed at the same time.
     nfs("nfs-small-files-1x8", "NFS CREATE, WRITE of 4 KiB and REMOVE, 8 connections", &SMALL_FILES, [8, 1]),
     nfs("nfs-sfs2008-1x8", "NFS with the mix of SPECsfs2008, 8 connections", &SFS2008, [8, 1]),

@@ -18,8 +18,8 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::files::FileLoad;
 use self::files::NFS_MAIN;
+pub(crate) use self::files::{FileLoad, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE};
 pub(crate) use self::metric::Metric;
 use self::store::STORE_COUNTED;
 pub(crate) use self::store::STORE_MAIN;
