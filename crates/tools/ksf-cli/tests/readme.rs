@@ -25,8 +25,16 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 7] =
-    ["ksf kecho", "kecho", "ksf krpc2", "ksf serve", "ksf run", "make run", "ksf accel flow attach"];
+const SERVERS: [&str; 8] = [
+    "ksf kecho",
+    "kecho",
+    "ksf krpc2",
+    "ksf serve",
+    "ksf nfs --export",
+    "ksf run",
+    "make run",
+    "ksf accel flow attach",
+];
 
 /// Commands that go on until their input ends (Ctrl-D), and print a line when they serve.
 const READERS: [&str; 1] = ["./echo_workers"];
