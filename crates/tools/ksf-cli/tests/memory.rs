@@ -58,6 +58,12 @@ fn start(words: &[&str]) -> Server {
     Server::start_command(command, 1)
 }
 
+/// In which a small request is answered. What kept others waiting kept them for 15 s and more; beside other tests on two CPUs the
+/// machine alone takes more than a second.
+fn soon() -> Duration {
+    ksf_test::effort(Duration::from_secs(10), Duration::from_secs(1))
+}
+
 /// A server and what is done to it.
 struct Attack<'a> {
     name: String,
@@ -78,7 +84,7 @@ impl Attack<'_> {
         self.server.address(" tcp ")
     }
 
-    /// Another client is answered within a second.
+    /// Another client is answered soon: within a second where nothing else runs.
     fn ask(&self, when: impl Display) {
         let (small, reply) = &self.small;
         let mut client = connect(self.address());
@@ -89,7 +95,7 @@ impl Attack<'_> {
         let took = begin.elapsed();
         let text = seen.escape_ascii();
         assert!(seen == *reply, "{} {when}: {text}", self.name);
-        assert!(took < Duration::from_secs(1), "{} {when}: a small request took {took:?}", self.name);
+        assert!(took < soon(), "{} {when}: a small request took {took:?}", self.name);
     }
 
     /// The server stays within its bound, and returns the memory afterwards.
