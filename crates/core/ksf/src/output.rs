@@ -788,6 +788,12 @@ impl Spares {
         }
     }
 
+    /// Frees the large buffers, and of the small ones what is more than `bytes_max` bytes.
+    pub fn free_beyond(&mut self, bytes_max: usize) {
+        (self.large, self.large_bytes) = (Vec::new(), 0);
+        while self.small_bytes > bytes_max && self.take_small().is_some() {}
+    }
+
     /// Takes a buffer back.
     pub fn give(&mut self, mut buffer: Vec<u8>) {
         let capacity = buffer.capacity();

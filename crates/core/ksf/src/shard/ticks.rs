@@ -32,7 +32,7 @@ impl<E: Engine> Shard<E> {
         if self.env.budget.is_short() {
             self.next_tick = self.next_tick.min(self.silent_look);
         }
-        if let Some(at) = self.give_back.due(&self.env.budget) {
+        if let Some(at) = self.give_back.due(&self.env.budget, &self.env.limits) {
             self.next_tick = self.next_tick.min(at);
         }
         if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
@@ -94,8 +94,9 @@ impl<E: Engine> Shard<E> {
             self.silent_look = now.plus_ms((self.env.limits.pressure_timeout_ms / 4).max(1));
             self.close_silent();
         }
-        if self.give_back.take(&mut self.env.budget, now) {
+        if self.give_back.take(&mut self.env.budget, &self.env.limits, now) {
             self.env.buffers.free_kept();
+            self.env.spares.free_beyond(0);
             give_back::trim();
         }
         if let Some(Draining { handshakes_until: Some(until), .. }) = self.draining
