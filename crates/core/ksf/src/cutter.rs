@@ -212,6 +212,12 @@ impl Cutter {
         self.unfinished.as_ref().is_some_and(|unfinished| unfinished.buffer.is_some() && unfinished.part.is_none())
     }
 
+    /// Bytes that are missing of the unfinished message, or of its part; 0 while its length is unknown.
+    pub fn missing_bytes(&self) -> usize {
+        let part = self.unfinished.as_ref().and_then(|unfinished| unfinished.part.as_ref());
+        part.map_or(0, |part| part.body_left + part.trailer_left)
+    }
+
     /// Bytes that were copied to put messages together, since the last time this was asked.
     pub fn take_copied_bytes(&mut self) -> usize {
         self.unfinished.as_mut().map_or(0, |unfinished| std::mem::take(&mut unfinished.copied_bytes))

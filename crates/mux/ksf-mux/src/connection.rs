@@ -47,6 +47,8 @@ pub(crate) struct Connection {
     pub(crate) hangup: AtomicBool,
     /// Whether it is read although memory is short, and when it brought bytes last since then.
     pub(crate) pressure: Pressure,
+    /// The same where there is no room for its messages and their replies.
+    pub(crate) room: Pressure,
     pub(crate) input_at: AtomicU64,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
@@ -134,6 +136,7 @@ impl Connection {
             paused: AtomicBool::new(false),
             hangup: AtomicBool::new(false),
             pressure: Pressure::default(),
+            room: Pressure::default(),
             input_at: AtomicU64::new(0),
             corked: AtomicBool::new(false),
             corked_seen: AtomicBool::new(false),
@@ -161,9 +164,12 @@ impl Connection {
 
     /// The memory for what has not arrived in full.
     pub(crate) fn input_room(&self) -> InputRoom<'_> {
-        let has_pass = self.pressure.has_pass();
-        let all_bytes_max = if has_pass { usize::MAX } else { self.mux.budget.input_bytes_max() };
-        InputRoom { own_bytes: &self.unfinished_bytes, all_bytes: &self.mux.input_bytes, all_bytes_max }
+        InputRoom {
+            own_bytes: &self.unfinished_bytes,
+            all_bytes: &self.mux.input_bytes,
+            all_bytes_max: self.mux.budget.input_bytes_max(),
+            grants_message: self.pressure.has_pass(),
+        }
     }
 
     /// True while the rest of a message is to come.
@@ -190,6 +196,11 @@ impl Connection {
             || self.out_queue.bytes() >= budget.out_queue_bytes_max
             || (used > 0 && used + self.unfinished_bytes.load(Ordering::SeqCst) >= budget.bytes_max)
             || (waiting > 0 || used > 0) && self.mux.is_full()
+    }
+
+    /// True while none of its messages waits or is in work, and its peer is owed nothing.
+    pub(crate) fn uses_no_room(&self) -> bool {
+        self.waiting_messages.load(Ordering::SeqCst) == 0 && self.owed_bytes() == 0
     }
 
     /// True if its out-queue takes a message of this kind.

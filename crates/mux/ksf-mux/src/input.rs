@@ -71,13 +71,16 @@ impl Input {
         messages: &mut CutMessages,
     ) -> Result<bool, ConnectionError> {
         loop {
+            let before = messages.len();
             self.cutter.take_whole(chunk, at, rule, |body| messages.in_place(body));
+            room.grants_message &= messages.len() == before;
             match self.cutter.next(chunk, at, rule, room, buffers, now)? {
                 Cut::InPlace(body) => messages.in_place(body),
                 Cut::Assembled(message) => messages.assembled(Chunk::from_buffer(message)),
                 Cut::More => return Ok(true),
                 Cut::NoRoom => return Ok(false),
             }
+            room.grants_message = false;
         }
     }
 
@@ -98,6 +101,11 @@ impl Input {
     /// True while the length of the unfinished message, or of its next part, is unknown.
     pub(crate) fn needs_header(&self) -> bool {
         self.cutter.needs_header()
+    }
+
+    /// Bytes that are missing of the unfinished message, or of its part, as far as is known.
+    pub(crate) fn missing_bytes(&self) -> usize {
+        self.cutter.missing_bytes()
     }
 
     /// Lets its time begin now.
@@ -126,6 +134,8 @@ pub(crate) struct InputRoom<'a> {
     /// What all connections take together, and may take.
     pub(crate) all_bytes: &'a AtomicUsize,
     pub(crate) all_bytes_max: usize,
+    /// The message in part, or the next one, is received whatever there is: the connection has a pass.
+    pub(crate) grants_message: bool,
 }
 
 impl InputRoom<'_> {
@@ -139,13 +149,17 @@ impl InputRoom<'_> {
 impl Room for InputRoom<'_> {
     fn grow(&mut self, bytes: usize) -> bool {
         let before = self.all_bytes.fetch_add(bytes, Ordering::SeqCst);
-        let granted = before.saturating_add(bytes) <= self.all_bytes_max;
+        let granted = self.grants_message || before.saturating_add(bytes) <= self.all_bytes_max;
         if granted {
             self.own_bytes.fetch_add(bytes, Ordering::SeqCst);
         } else {
             self.all_bytes.fetch_sub(bytes, Ordering::SeqCst);
         }
         granted
+    }
+
+    fn fits(&self, bytes: usize) -> bool {
+        self.all_bytes.load(Ordering::SeqCst).saturating_add(bytes) <= self.all_bytes_max
     }
 
     fn shrink(&mut self, bytes: usize) {
@@ -257,7 +271,7 @@ mod tests {
 
     impl Memory {
         fn room(&self, all_bytes_max: usize) -> InputRoom<'_> {
-            InputRoom { own_bytes: &self.own, all_bytes: &self.all, all_bytes_max }
+            InputRoom { own_bytes: &self.own, all_bytes: &self.all, all_bytes_max, grants_message: false }
         }
 
         fn used(&self) -> (usize, usize) {

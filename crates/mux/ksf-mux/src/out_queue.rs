@@ -29,7 +29,7 @@ pub(crate) trait Transmit {
 pub(crate) struct OutQueue<T> {
     queue: Mutex<Queue>,
     sender: CombiningLock<Sender<T>>,
-    /// Bytes that are not sent yet.
+    /// Bytes that are not sent yet, and those of the batch that is sent in part.
     bytes: AtomicUsize,
     /// The same of all queues that share it.
     total: Arc<AtomicUsize>,
@@ -67,6 +67,8 @@ pub(crate) struct Movable {
 struct Sender<T> {
     socket: Option<Arc<T>>,
     batch: Option<SendBatch>,
+    /// Bytes of the batch that are sent and count still: its memory is free only when all of it is sent.
+    sent_of_batch: usize,
     /// Bytes ever sent.
     sent: u64,
 }
@@ -106,12 +108,15 @@ pub(crate) struct Leftover {
 
 const SLICES_MAX: usize = 64;
 
+/// Bytes of buffers that a connection keeps for its next replies.
+const SPARE_BYTES_MAX: usize = 16 << 10;
+
 impl<T: Transmit> OutQueue<T> {
     /// An empty queue whose bytes are counted in `total`, too.
     pub(crate) fn new(socket: Arc<T>, total: Arc<AtomicUsize>) -> Self {
         Self {
             queue: Mutex::default(),
-            sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent: 0 }),
+            sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent_of_batch: 0, sent: 0 }),
             bytes: AtomicUsize::new(0),
             total,
             sent: AtomicUsize::new(0),
@@ -120,7 +125,7 @@ impl<T: Transmit> OutQueue<T> {
         }
     }
 
-    /// Bytes that wait.
+    /// Bytes that wait. A batch counts until all of it is sent.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::SeqCst)
     }
@@ -220,6 +225,7 @@ impl<T: Transmit> OutQueue<T> {
                 empty => {
                     let mut queue = self.lock();
                     if queue.output.is_empty() {
+                        queue.spares.free_beyond(SPARE_BYTES_MAX);
                         self.blocked.store(false, Ordering::SeqCst);
                         return Sent::All(*total);
                     }
@@ -231,8 +237,7 @@ impl<T: Transmit> OutQueue<T> {
                     *total += bytes;
                     sender.sent += bytes as u64;
                     self.sent.fetch_add(bytes, Ordering::SeqCst);
-                    self.bytes.fetch_sub(bytes, Ordering::SeqCst);
-                    self.total.fetch_sub(bytes, Ordering::SeqCst);
+                    sender.sent_of_batch += bytes;
                     let mut queue = self.lock();
                     batch.advance(bytes, &mut queue.spares);
                     let sent = sender.sent;
@@ -241,6 +246,9 @@ impl<T: Transmit> OutQueue<T> {
                         && let Some(batch) = sender.batch.take()
                     {
                         batch.recycle(&mut queue.spares);
+                        let bytes = std::mem::take(&mut sender.sent_of_batch);
+                        self.bytes.fetch_sub(bytes, Ordering::SeqCst);
+                        self.total.fetch_sub(bytes, Ordering::SeqCst);
                     }
                 }
                 Err(Errno::INTR) => {}
@@ -511,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_full_takes_no_more_until_some_is_sent() {
+    fn a_queue_that_is_full_takes_no_more_until_what_left_together_is_sent() {
         let (peer, out_queue) = out_queue(0);
         let total = Arc::clone(&out_queue.total);
         let push = |body: &[u8]| out_queue.push(&two_bytes(), 6, |tail| tail.extend_from_slice(body));
@@ -524,10 +532,15 @@ mod tests {
         assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (11, 11));
         peer.room.store(6, Ordering::SeqCst);
         assert_eq!(out_queue.send(), Sent::Blocked(6));
+        // The memory of what left together is free when all of it has left.
+        assert_eq!(push(b"h"), Ok(Pushed::Full));
+        assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (11, 11));
+        peer.room.store(5, Ordering::SeqCst);
+        assert_eq!(out_queue.send(), Sent::All(5));
         assert_eq!(push(b"h"), Ok(Pushed::Queued));
-        assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (8, 8));
+        assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (3, 3));
         // What is thrown away is counted no longer, and after that nothing is.
-        assert_eq!(out_queue.stop().1, b"\x04defg\0\x01h"[..]);
+        assert_eq!(out_queue.stop().1, b"\0\x01h"[..]);
         assert_eq!((push(b""), out_queue.bytes(), total.load(Ordering::SeqCst)), (Ok(Pushed::Ended), 0, 0));
     }
 

@@ -142,3 +142,43 @@ fn queued_replies_do_not_stop_messages_in_part() {
     assert_eq!((mux.event(), mux.memory_waits()), (None, 0));
     drop(writer.join().unwrap());
 }
+
+/// Messages that are kept have all room there is: of those that come only a few are received, short ones all the same,
+/// and all of them when there is room.
+#[test]
+fn long_messages_wait_for_room_and_short_ones_do_not() {
+    const LONG: usize = 256 << 10;
+    const CLIENTS: usize = 60;
+    let mux = mux(4 * LONG, PATIENCE.as_millis() as u64);
+    let socket = mux.socket().unwrap();
+    let long = frame(&vec![b'x'; LONG]);
+    let writers: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let (mut client, long) = (client(&mux), long.clone());
+            thread::spawn(move || {
+                client.write_all(&long).unwrap();
+                client
+            })
+        })
+        .collect();
+    let mut kept = Vec::new();
+    // Three that have room, one that makes it full, and eight that are read all the same.
+    while kept.len() < 12 {
+        kept.push(socket.recv_timeout(PATIENCE).unwrap());
+    }
+    let mut peers: Vec<_> = (0..50).map(|_| client(&mux)).collect();
+    for peer in &mut peers {
+        peer.write_all(&frame(&[b's'; 4096])).unwrap();
+        let message = socket.recv_timeout(PATIENCE).unwrap();
+        assert!(message.bytes() == [b's'; 4096], "{} bytes with {} of memory", message.bytes().len(), mux.memory());
+    }
+    for _ in kept.len()..CLIENTS {
+        // One leaves, and another one comes.
+        drop(kept.pop());
+        kept.push(socket.recv_timeout(PATIENCE).unwrap());
+        assert!(kept.iter().all(|message| message.bytes().len() == LONG));
+    }
+    drop(kept);
+    writers.into_iter().for_each(|writer| drop(writer.join().unwrap()));
+    assert_eq!((mux.event(), mux.memory()), (None, 0));
+}

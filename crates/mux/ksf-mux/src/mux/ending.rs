@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use ksf::limits::Time;
 use rustix::net::{Shutdown, shutdown};
 
-use super::{Shared, now};
+use super::{Shared, Shortage, now};
 use crate::connection::{Attachment, Connection};
 use crate::error::ConnectionError;
 use crate::monitor::{Event, UNREAD_MAX};
@@ -25,7 +25,8 @@ impl Shared {
                 ended(conn, &error);
             }
             self.counts.ends.note(&error);
-            self.return_pass(conn);
+            self.return_pass(conn, Shortage::Input);
+            self.return_room(conn);
             self.events.push(Event::Ended { connection: conn.id, error });
         } else if !failed {
             return;
@@ -81,6 +82,7 @@ impl Shared {
 
     /// Keeps the time limits of a connection.
     pub(crate) fn check_time(&self, conn: &Arc<Connection>, now: Time) {
+        self.check_room(conn);
         let limits = conn.limits();
         let mut ended = None;
         let limit_ms = limits.assembly_timeout_ms;
@@ -88,7 +90,7 @@ impl Shared {
             let mut reader = conn.reader.lock();
             if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
                 ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
-            } else if conn.paused.load(Ordering::SeqCst) || conn.pressure.waits() {
+            } else if conn.paused.load(Ordering::SeqCst) || conn.pressure.waits() || conn.room.waits() {
                 // A peer that is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
             } else if limit_ms != 0

@@ -35,7 +35,7 @@ use crate::sync::{Arc, Mutex};
 use crate::timer_thread::{self, TimerThread};
 use crate::wait_set::WaitSet;
 
-pub(crate) use pressure::Pressure;
+pub(crate) use pressure::{Pressure, Shortage};
 pub(crate) use receiving::{Receiver, WorkerCx};
 pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
@@ -80,6 +80,8 @@ pub(crate) struct Shared {
     pub(crate) input_bytes: AtomicUsize,
     /// Which connections are read although that is short.
     passes: Mutex<Passes>,
+    /// Which are read although there is no room for their messages.
+    room_passes: Mutex<Passes>,
     /// Memory for messages that are put together.
     pub(crate) buffers: Buffers,
     /// Bytes in all out-queues.
@@ -149,6 +151,7 @@ impl Mux {
             memory: AtomicUsize::new(0),
             input_bytes: AtomicUsize::new(0),
             passes: Mutex::default(),
+            room_passes: Mutex::default(),
             buffers: Buffers::default(),
             queued_bytes: Arc::default(),
             reports: Mutex::default(),

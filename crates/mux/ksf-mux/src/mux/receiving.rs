@@ -8,7 +8,7 @@ use ksf::pool::{Chunk, Memory, Pool, PoolSpec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::{Shared, now};
+use super::{Shared, Shortage, now};
 use crate::batch::{CutMessages, MessageBatch};
 use crate::connection::{Connection, Reader};
 use crate::error::ConnectionError;
@@ -39,16 +39,17 @@ impl Receiver {
         Ok(Self { pool, found: CutMessages::default(), batches: Vec::new(), ranges: Vec::new() })
     }
 
-    /// Receives what is there, up to a slot. Where all slots hold messages that are kept: into a block of its own.
-    fn receive(&mut self, socket: &OwnedFd) -> Result<(Chunk, bool), Errno> {
+    /// Receives what is there, up to `bytes_max` or a slot. Where all slots hold messages that are kept: into a block of its own.
+    fn receive(&mut self, socket: &OwnedFd, bytes_max: usize) -> Result<(Chunk, bool), Errno> {
         match self.pool.take() {
             Some(mut slot) => {
-                let (bytes, _) = rustix::net::recv(socket, slot.as_mut_slice(), RecvFlags::DONTWAIT)?;
-                let full = bytes == slot.capacity();
+                let len = bytes_max.min(slot.capacity());
+                let (bytes, _) = rustix::net::recv(socket, &mut slot.as_mut_slice()[..len], RecvFlags::DONTWAIT)?;
+                let full = bytes == len;
                 Ok((slot.freeze(bytes), full))
             }
             None => {
-                let mut block = vec![0; 16 << 10];
+                let mut block = vec![0; bytes_max.min(16 << 10)];
                 let (bytes, _) = rustix::net::recv(socket, &mut block[..], RecvFlags::DONTWAIT)?;
                 let full = bytes == block.len();
                 block.truncate(bytes);
@@ -78,7 +79,7 @@ impl Shared {
                 if conn.error.get().is_some() || ended.is_some() {
                     return;
                 }
-                if conn.pressure.waits() {
+                if conn.pressure.waits() || conn.room.waits() {
                     return;
                 }
                 if conn.is_full() {
@@ -87,17 +88,17 @@ impl Shared {
                     // What was in the way may have gone before the flag was up.
                     if conn.is_full() || !conn.paused.swap(false, Ordering::SeqCst) {
                         // The pass is for a connection that is read.
-                        self.return_pass(conn);
+                        self.return_pass(conn, Shortage::Input);
                         return;
                     }
                 }
-                if self.must_wait(conn, reader) {
-                    return self.wait_for_memory(conn);
+                if let Some(what) = self.shortage(conn, reader) {
+                    return self.wait_for_memory(conn, what);
                 }
                 let received = match reader.input.take_rest(&mut conn.input_room()) {
                     // More may be there, too.
                     Some(rest) => Ok((rest, true)),
-                    None => cx.receiver.receive(&socket),
+                    None => cx.receiver.receive(&socket, self.receive_bytes_max(conn, reader)),
                 };
                 match received {
                     Ok((chunk, _)) if chunk.is_empty() => {
@@ -114,7 +115,7 @@ impl Shared {
                         wakes += more_wakes;
                         match all {
                             Ok(true) => {}
-                            Ok(false) => return self.wait_for_memory(conn),
+                            Ok(false) => return self.wait_for_memory(conn, Shortage::Input),
                             Err(error) => ended = Some(error),
                         }
                         if full && ended.is_none() {
@@ -131,7 +132,7 @@ impl Shared {
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => {
                         if reader.input.unread_bytes() == 0 {
-                            self.return_pass(conn);
+                            self.return_pass(conn, Shortage::Input);
                         }
                         return;
                     }
@@ -167,11 +168,14 @@ impl Shared {
         }
         let bytes: usize = found.bytes();
         let count = found.len();
+        if conn.room.has_pass() {
+            conn.input_at.store(now().0, Ordering::SeqCst);
+        }
         if conn.pressure.has_pass() {
             conn.input_at.store(now().0, Ordering::SeqCst);
             // For one message: what follows it waits its turn.
             if count > 0 || reader.input.unread_bytes() == 0 {
-                self.return_pass(conn);
+                self.return_pass(conn, Shortage::Input);
             }
         }
         if count == 0 {
@@ -191,6 +195,7 @@ impl Shared {
 
     /// Goes on with a connection that used less of its budget meanwhile: reads it, and hands its messages over.
     pub(crate) fn resume(&self, conn: &Arc<Connection>) {
+        self.return_room(conn);
         if !conn.parked().is_empty() && !conn.is_throttled() {
             self.wake(self.scheduler.unpark(conn));
         }

@@ -11,7 +11,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::{ConnectionId, Detached, Shared};
+use super::{ConnectionId, Detached, Shared, Shortage};
 use crate::connection::{Attachment, Connection};
 use crate::error::AttachError;
 use crate::options::MessageFraming;
@@ -108,7 +108,8 @@ impl Shared {
     pub(crate) fn detach(&self, connection: ConnectionId) -> Option<Detached> {
         let conn = self.table.write().unwrap_or_else(PoisonError::into_inner).remove(connection)?;
         conn.detached.store(true, Ordering::SeqCst);
-        self.return_pass(&conn);
+        self.return_pass(&conn, Shortage::Input);
+        self.return_pass(&conn, Shortage::Room);
         let mut reader = conn.reader.lock();
         let socket = reader.socket.take();
         let unread = reader.input.take_unread(&mut conn.input_room());
