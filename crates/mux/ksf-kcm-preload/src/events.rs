@@ -14,7 +14,7 @@ use crate::attached::Attached;
 use crate::hooks::{give, to_ms};
 use crate::kcm::Kcm;
 use crate::signals::{Blocked, SLICE};
-use crate::table::{Entry, find, lock, lock_blocked};
+use crate::table::{Entry, lock, with};
 use crate::{ownership, real};
 
 /// What is in a set of the program's.
@@ -74,7 +74,17 @@ pub(crate) fn control(
     event: Option<epoll_event>,
     real: impl Fn(c_int, c_int, Option<epoll_event>) -> c_int,
 ) -> Option<c_int> {
-    let entry = find(fd)?;
+    with(fd, |entry, _| control_known(entry, set, operation, fd, event, real))
+}
+
+fn control_known(
+    entry: Entry,
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: Option<epoll_event>,
+    real: impl Fn(c_int, c_int, Option<epoll_event>) -> c_int,
+) -> Option<c_int> {
     let wanted = event.map_or(0, |event| event.events);
     let data = event.map_or(0, |event| event.u64);
     // What a second descriptor may say, besides the first; deleted, or not there, if nothing.
@@ -118,7 +128,7 @@ pub(crate) fn control(
     }
 }
 
-/// `epoll_pwait`: a message socket is reported when a message is there.
+/// `epoll_pwait`: a message socket is reported when a message is there. None if neither one nor a connection is in the set.
 ///
 /// # Safety
 ///
@@ -129,9 +139,15 @@ pub(crate) unsafe fn wait(
     max: c_int,
     timeout: Option<Duration>,
     signals: *const sigset_t,
-) -> c_int {
+) -> Option<c_int> {
+    if !is_used() {
+        return None;
+    }
     // A signal between two looks would not end the call: it comes during one.
     let blocked = Blocked::all();
+    if !lock(&REGISTERED).iter().any(|of| of.set == set) {
+        return None;
+    }
     let signals = if signals.is_null() { &raw const blocked.before } else { signals };
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -145,7 +161,7 @@ pub(crate) unsafe fn wait(
         // SAFETY: handed on from the caller.
         let count = unsafe { real::epoll_pwait(set, events, max, to_ms(pause), signals) };
         if count < 0 || count == 0 && left.is_some_and(|left| left.is_zero()) {
-            return count;
+            return Some(count);
         }
         // SAFETY: the kernel has filled in so many, and there is room for them.
         let found = unsafe { std::slice::from_raw_parts_mut(events, count as usize) };
@@ -168,19 +184,19 @@ pub(crate) unsafe fn wait(
             }
         }
         if kept > 0 || left.is_some_and(|left| left.is_zero()) {
-            return kept as c_int;
+            return Some(kept as c_int);
         }
     }
 }
 
-/// True if a message socket or a connection is in this set.
-pub(crate) fn concerns(set: c_int) -> bool {
-    USED.load(Ordering::Acquire) && lock(&REGISTERED).iter().any(|of| of.set == set)
+/// False while no message socket or connection was in a set.
+pub(crate) fn is_used() -> bool {
+    USED.load(Ordering::Acquire)
 }
 
 /// Forgets sets and sockets that are closed.
 pub(crate) fn forget(closed: &RangeInclusive<c_int>) {
-    if USED.load(Ordering::Acquire) {
+    if is_used() {
         lock(&REGISTERED).retain(|of| !closed.contains(&of.set) && !closed.contains(&of.fd));
     }
 }
@@ -189,7 +205,7 @@ pub(crate) fn forget(closed: &RangeInclusive<c_int>) {
 pub(crate) type Locked = MutexGuard<'static, Vec<Registered>>;
 
 pub(crate) fn locked() -> Locked {
-    lock_blocked(&REGISTERED)
+    lock(&REGISTERED)
 }
 
 /// In a child: forgets what the parent has registered.

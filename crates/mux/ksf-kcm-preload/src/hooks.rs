@@ -15,6 +15,7 @@ use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 
 use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, part};
+use crate::signals::Blocked;
 use crate::table::{self, Entry};
 use crate::{events, ownership, passed, procfs, program, watch};
 
@@ -54,25 +55,36 @@ macro_rules! hooks {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
             let $real = |$($argument: $type),*| -> $result {
                 // SAFETY: the function has this type by its manual page (variadic ones take their arguments where
                 // others do, on the ABIs of Linux), and the arguments are the caller's or as good.
                 unsafe {
                     let function =
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(NEXT.get());
+                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(next::$name.get());
                     function($($argument),*)
                 }
             };
             let done: Option<$result> = $body;
             done.unwrap_or_else(|| $real($($argument),*))
         }
-    )* };
+    )*
+
+        #[allow(non_upper_case_globals)]
+        mod next {
+            use super::Next;
+            $(pub(super) static $name: Next = Next::new(concat!(stringify!($name), "\0"));)*
+        }
+
+        /// Looks all of them up: dlsym might allocate or take a lock in a signal handler.
+        pub(crate) fn look_up_all() {
+            $(next::$name.look_up();)*
+        }
+    };
 }
 
 /// For calls that have no meaning on a message socket.
 fn refused(fd: c_int) -> Option<c_int> {
-    table::on_kcm(fd, |_| Err(libc::EOPNOTSUPP)).map(give)
+    table::on_kcm(fd, |_, _| Err(libc::EOPNOTSUPP)).map(give)
 }
 
 /// What reading does, whatever function it is called by.
@@ -81,14 +93,15 @@ fn refused(fd: c_int) -> Option<c_int> {
 ///
 /// `parts` leads to `count` buffers that can be written.
 unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<isize> {
-    match table::find(fd)? {
+    let read = table::with(fd, |entry, blocked| match entry {
         // SAFETY: handed on from the caller.
-        Entry::Kcm(kcm) => Some(give(unsafe { message::receive_parts(fd, &kcm, parts, count, flags) })),
+        Entry::Kcm(kcm) => Some(unsafe { message::receive_parts(fd, &kcm, blocked, parts, count, flags) }),
         // SAFETY: handed on from the caller.
-        Entry::Tcp(tcp) => unsafe { message::unread(&tcp, parts, count, flags) }.map(give),
-        Entry::Inherited => Some(give(Err(ownership::refuse(fd)))),
+        Entry::Tcp(tcp) => unsafe { message::unread(&tcp, parts, count, flags) },
+        Entry::Inherited => Some(Err(ownership::refuse(fd))),
         Entry::Program(_) => None,
-    }
+    });
+    read.map(give)
 }
 
 /// What writing does, whatever function it is called by. `None` for the flags: those of `write`.
@@ -97,10 +110,10 @@ unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int)
 ///
 /// `parts` leads to `count` parts that can be read.
 unsafe fn write_parts(fd: c_int, parts: *const iovec, count: usize, flags: Option<c_int>) -> Option<isize> {
-    let send = |kcm: &Arc<Kcm>| {
+    let send = |kcm: &Arc<Kcm>, blocked: &Blocked| {
         let flags = flags.unwrap_or_else(|| message::write_flags(kcm));
         // SAFETY: handed on from the caller.
-        unsafe { message::send_parts(fd, kcm, parts, count, flags) }
+        unsafe { message::send_parts(fd, kcm, blocked, parts, count, flags) }
     };
     table::on_kcm(fd, send).map(give)
 }
@@ -112,12 +125,30 @@ fn to_fd(number: c_uint) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// These are about to be closed. What a child closes that borrows this memory (vfork) stays open here.
-fn forget(closed: RangeInclusive<c_int>) {
-    if ownership::is_owner() {
-        events::forget(&closed);
-        table::remove_range(closed);
+/// Closes these with `real`, if it concerns this library. What a child closes that borrows this memory (vfork) stays open
+/// here.
+fn close_all<T>(closed: RangeInclusive<c_int>, real: impl FnOnce() -> T) -> Option<T> {
+    let is_known = table::may_have_any(&closed);
+    if !(is_known || events::is_used()) || !ownership::is_owner() {
+        return None;
     }
+    let _blocked = Blocked::all();
+    events::forget(&closed);
+    table::remove_range(closed);
+    // To close another's descriptor may take long: signals come then.
+    is_known.then(real)
+}
+
+/// Duplicates a descriptor with `real`, which replaces `to`, if that is given.
+fn duplicate(fd: c_int, to: Option<c_int>, real: impl FnOnce() -> c_int) -> c_int {
+    let is_known = |fd: c_int| table::may_have(fd);
+    let _blocked = (is_known(fd) || to.is_some_and(is_known)).then(Blocked::all);
+    let new = real();
+    if new >= 0 && new != fd && (is_known(fd) || is_known(new)) {
+        let _blocked = Blocked::all();
+        table::copy(fd, new);
+    }
+    new
 }
 
 fn of_ms(timeout_ms: c_int) -> Option<Duration> {
@@ -153,7 +184,10 @@ unsafe fn watch(set: *mut pollfd, count: nfds_t, timeout: Option<Duration>, sign
     }
     // SAFETY: there are so many, and the signals are there or null.
     let (set, signals) = unsafe { (std::slice::from_raw_parts_mut(set, count as usize), signals.as_ref()) };
-    watch::concerns(set).then(|| watch::watch(set, timeout, signals))
+    if !set.iter().any(|polled| table::may_have(polled.fd)) {
+        return None;
+    }
+    watch::watch(set, timeout, signals, &Blocked::all())
 }
 
 hooks! {
@@ -163,25 +197,18 @@ hooks! {
 
     /// ioctl(2)
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int = |real| {
-        match table::find(fd) {
+        let done = table::with(fd, |entry, _| match entry {
             // SAFETY: the caller's argument is what the request demands.
-            Some(Entry::Kcm(kcm)) => unsafe { kcm::ioctl(&kcm, request, argument) }.map(give),
-            Some(Entry::Inherited) if kcm::is_own(request) => Some(give(Err(ownership::refuse(fd)))),
+            Entry::Kcm(kcm) => unsafe { kcm::ioctl(&kcm, request, argument) },
+            Entry::Inherited if kcm::is_own(request) => Some(Err(ownership::refuse(fd))),
             _ => None,
-        }
+        });
+        done.map(give)
     };
 
     /// getsockopt(2)
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int = |real| {
-        let bytes = match table::find(fd) {
-            Some(Entry::Kcm(kcm)) => Some(kcm::option(&kcm, level, name)),
-            Some(Entry::Tcp(tcp)) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && tcp.has_error() => {
-                Some(Ok(tcp.take_error().to_ne_bytes().to_vec()))
-            }
-            Some(Entry::Inherited) => Some(Err(ownership::refuse(fd))),
-            _ => None,
-        };
-        bytes.map(|bytes| give(bytes.and_then(|bytes| {
+        let copy = |bytes: Vec<u8>| {
             if value.is_null() || length.is_null() {
                 return Err(libc::EFAULT);
             }
@@ -192,12 +219,21 @@ hooks! {
                 *length = count as socklen_t;
             }
             Ok(0)
-        })))
+        };
+        let done = table::with(fd, |entry, _| match entry {
+            Entry::Kcm(kcm) => Some(kcm::option(&kcm, level, name).and_then(copy)),
+            Entry::Tcp(tcp) if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && tcp.has_error() => {
+                Some(copy(tcp.take_error().to_ne_bytes().to_vec()))
+            }
+            Entry::Inherited => Some(Err(ownership::refuse(fd))),
+            _ => None,
+        });
+        done.map(give)
     };
 
     /// setsockopt(2)
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int = |real| {
-        let set = |kcm: &Arc<Kcm>| {
+        let set = |kcm: &Arc<Kcm>, _: &Blocked| {
             if value.is_null() {
                 return Err(libc::EFAULT);
             }
@@ -226,22 +262,25 @@ hooks! {
     fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int = |real| refused(fd);
 
     /// recvmsg(2)
-    fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t = |real| match table::find(fd) {
-        // SAFETY: the caller's header is what the manual page demands.
-        Some(Entry::Kcm(kcm)) => Some(give(unsafe { message::receive(fd, &kcm, header, flags) })),
-        Some(Entry::Tcp(tcp)) if !header.is_null() => {
-            // SAFETY: the header leads to its buffers.
-            unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }.map(give)
-        }
-        Some(Entry::Inherited) => Some(give(Err(ownership::refuse(fd)))),
-        _ => {
+    fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t = |real| {
+        let done = table::with(fd, |entry, blocked| match entry {
+            // SAFETY: the caller's header is what the manual page demands.
+            Entry::Kcm(kcm) => Some(unsafe { message::receive(fd, &kcm, blocked, header, flags) }),
+            Entry::Tcp(tcp) if !header.is_null() => {
+                // SAFETY: the header leads to its buffers.
+                unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }
+            }
+            Entry::Inherited => Some(Err(ownership::refuse(fd))),
+            _ => None,
+        });
+        done.map(give).or_else(|| {
             let result = real(fd, header, flags);
             if result >= 0 {
                 // SAFETY: the kernel has filled it in.
                 unsafe { passed::note(&*header) };
             }
             Some(result)
-        }
+        })
     };
     /// recv(2)
     fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t =
@@ -274,7 +313,9 @@ hooks! {
     /// recvmmsg(2)
     fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = |real| {
         // SAFETY: the caller has so many headers, and a timeout or none.
-        let receive = |kcm: &Arc<Kcm>| unsafe { message::receive_many(fd, kcm, headers, count, flags, of_timespec(timeout)) };
+        let receive = |kcm: &Arc<Kcm>, blocked: &Blocked| unsafe {
+            message::receive_many(fd, kcm, blocked, headers, count, flags, of_timespec(timeout))
+        };
         table::on_kcm(fd, receive).map(give).or_else(|| {
             let received = real(fd, headers, count, flags, timeout);
             for at in 0..usize::try_from(received).unwrap_or(0) {
@@ -288,7 +329,7 @@ hooks! {
     /// sendmsg(2)
     fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t =
         // SAFETY: the caller's header is what the manual page demands.
-        |real| table::on_kcm(fd, |kcm| unsafe { message::send(fd, kcm, header, flags) }).map(give);
+        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send(fd, kcm, blocked, header, flags) }).map(give);
     /// send(2)
     fn send(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int) -> ssize_t =
         // SAFETY: the caller has so many bytes.
@@ -308,10 +349,10 @@ hooks! {
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
         // SAFETY: the caller has so many headers.
-        |real| table::on_kcm(fd, |kcm| unsafe { message::send_many(fd, kcm, headers, count, flags) }).map(give);
+        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send_many(fd, kcm, blocked, headers, count, flags) }).map(give);
     /// splice(2)
     fn splice(from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, bytes: size_t, flags: c_uint) -> ssize_t =
-        |real| table::on_kcm(from, |kcm| message::splice(from, kcm, to, bytes, flags)).map(give);
+        |real| table::on_kcm(from, |kcm, blocked| message::splice(from, kcm, blocked, to, bytes, flags)).map(give);
 
     /// poll(2)
     fn poll(set: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int =
@@ -367,78 +408,47 @@ hooks! {
     /// epoll_wait(2)
     fn epoll_wait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int =
         // SAFETY: the caller has room for so many.
-        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_ms(timeout_ms), std::ptr::null()) });
+        |real| unsafe { events::wait(set, found, max, of_ms(timeout_ms), std::ptr::null()) };
     /// epoll_pwait(2)
     fn epoll_pwait(set: c_int, found: *mut epoll_event, max: c_int, timeout_ms: c_int, signals: *const sigset_t) -> c_int =
         // SAFETY: the caller has room for so many, and signals or none.
-        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_ms(timeout_ms), signals) });
+        |real| unsafe { events::wait(set, found, max, of_ms(timeout_ms), signals) };
     /// epoll_pwait2(2)
     fn epoll_pwait2(set: c_int, found: *mut epoll_event, max: c_int, timeout: *const timespec, signals: *const sigset_t) -> c_int =
         // SAFETY: the caller has room for so many, and a timeout and signals or none.
-        |real| events::concerns(set).then(|| unsafe { events::wait(set, found, max, of_timespec(timeout), signals) });
+        |real| unsafe { events::wait(set, found, max, of_timespec(timeout), signals) };
 
     /// close(2)
-    fn close(fd: c_int) -> c_int = |real| {
-        forget(fd..=fd);
-        None
-    };
+    fn close(fd: c_int) -> c_int = |real| close_all(fd..=fd, || real(fd));
     /// close_range(2)
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = |real| {
         // With that flag nothing is closed yet.
-        if first <= last && flags & CLOSE_RANGE_CLOEXEC == 0 {
-            forget(to_fd(first)..=to_fd(last));
-        }
-        None
+        let closes = first <= last && flags & CLOSE_RANGE_CLOEXEC == 0;
+        if closes { close_all(to_fd(first)..=to_fd(last), || real(first, last, flags)) } else { None }
     };
     /// closefrom(3)
-    fn closefrom(first: c_int) -> () = |real| {
-        forget(first.max(0)..=c_int::MAX);
-        None
-    };
+    fn closefrom(first: c_int) -> () = |real| close_all(first.max(0)..=c_int::MAX, || real(first));
     /// dup(2)
-    fn dup(fd: c_int) -> c_int = |real| {
-        let new = real(fd);
-        if new >= 0 {
-            table::copy(fd, new);
-        }
-        Some(new)
-    };
+    fn dup(fd: c_int) -> c_int = |real| Some(duplicate(fd, None, || real(fd)));
     /// dup2(2)
-    fn dup2(fd: c_int, to: c_int) -> c_int = |real| {
-        let new = real(fd, to);
-        if new >= 0 && new != fd {
-            table::copy(fd, new);
-        }
-        Some(new)
-    };
+    fn dup2(fd: c_int, to: c_int) -> c_int = |real| Some(duplicate(fd, Some(to), || real(fd, to)));
     /// dup3(2)
-    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int = |real| {
-        let new = real(fd, to, flags);
-        if new >= 0 {
-            table::copy(fd, new);
-        }
-        Some(new)
-    };
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int = |real| Some(duplicate(fd, Some(to), || real(fd, to, flags)));
     /// fcntl(2)
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int = |real| {
-        let result = real(fd, command, argument);
-        if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            table::copy(fd, result);
-        }
-        Some(result)
+        let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
+        duplicates.then(|| duplicate(fd, None, || real(fd, command, argument)))
     };
     /// fcntl(2), with 64-bit offsets
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int = |real| {
-        let result = real(fd, command, argument);
-        if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            table::copy(fd, result);
-        }
-        Some(result)
+        let duplicates = matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC);
+        duplicates.then(|| duplicate(fd, None, || real(fd, command, argument)))
     };
 
     /// syscall(2): bpf has no function of its own
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long = |real| {
         if number == libc::SYS_bpf {
+            let _blocked = Blocked::all();
             // SAFETY: the kernel demands of the caller's attributes what this does.
             unsafe { program::about_to_load(a, b, c) }.map(|program| {
                 let result = real(number, a, b, c, d, e, f);
@@ -501,18 +511,21 @@ unsafe fn select_by_poll(
         (writable, libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
         (broken, libc::POLLPRI, libc::POLLPRI),
     ];
-    let mut polled = Vec::new();
-    for fd in 0..count.clamp(0, libc::FD_SETSIZE as c_int) {
+    let asked_of = |fd| {
         // SAFETY: the sets are as the contract says, and the number is below their size.
         let asked = sets.iter().filter(|(set, ..)| !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) });
-        let events = asked.fold(0, |events, (_, asked, _)| events | asked);
-        if events != 0 {
-            polled.push(pollfd { fd, events, revents: 0 });
-        }
+        asked.fold(0, |events, (_, asked, _)| events | asked)
+    };
+    let numbers = 0..count.clamp(0, libc::FD_SETSIZE as c_int);
+    if !numbers.clone().any(|fd| table::may_have(fd) && asked_of(fd) != 0) {
+        return None;
     }
+    let blocked = Blocked::all();
+    let all = numbers.map(|fd| pollfd { fd, events: asked_of(fd), revents: 0 });
+    let mut polled: Vec<_> = all.filter(|polled| polled.events != 0).collect();
     let asked = polled.clone();
-    // SAFETY: the list is as long as it says; the signals are as the contract says.
-    let result = unsafe { watch(polled.as_mut_ptr(), polled.len() as nfds_t, timeout, signals) }?;
+    // SAFETY: the signals are as the contract says.
+    let result = watch::watch(&mut polled, timeout, unsafe { signals.as_ref() }, &blocked)?;
     if result < 0 {
         return Some(result);
     }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::attached::Attached;
 use crate::signals::Blocked;
-use crate::table::{self, Entry, lock, lock_blocked};
+use crate::table::{self, Entry, lock};
 use crate::{ownership, program};
 
 /// A call's result: a number, or an error number.
@@ -87,7 +87,7 @@ impl Drop for Group {
 pub(crate) type Locked = MutexGuard<'static, Vec<Weak<Group>>>;
 
 pub(crate) fn locked() -> Locked {
-    lock_blocked(&GROUPS)
+    lock(&GROUPS)
 }
 
 /// In a child: forgets those of the parent.

@@ -11,6 +11,11 @@
 //!
 //! A message socket belongs to the process that opened it ([`ownership`]). Signals end calls as they do on sockets of
 //! the kernel ([`signals`]).
+//!
+//! Signal handlers may call every function defined here that POSIX allows them to call (signal-safety(7)). Each call on a
+//! descriptor of the table therefore blocks signals from its start to its end and opens them only while it waits in the
+//! kernel without a lock ([`signals::Blocked`]). Its memory comes from the library's own allocator: a handler may have
+//! interrupted libc's.
 
 mod attached;
 mod events;
@@ -26,3 +31,7 @@ mod real;
 mod signals;
 mod table;
 mod watch;
+
+/// All code that allocates runs with signals blocked, so no handler meets the lock of this allocator.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

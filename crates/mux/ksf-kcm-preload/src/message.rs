@@ -11,7 +11,7 @@ use libc::{iovec, mmsghdr, msghdr};
 
 use crate::attached::Attached;
 use crate::kcm::{Answer, Kcm, is_nonblocking};
-use crate::signals::{self, For};
+use crate::signals::{self, Blocked, For};
 use crate::table::lock;
 
 /// A caller's buffers.
@@ -47,10 +47,11 @@ fn with_mode(fd: c_int, flags: c_int) -> Flags {
     if is_nonblocking(fd) { flags | Flags::DONTWAIT } else { flags }
 }
 
-/// Does a call, with or without waiting; a signal may end the wait.
+/// Does a call, with or without waiting; a signal may end the wait. Handlers run only while it waits.
 fn call<T>(
     fd: c_int,
     kcm: &Kcm,
+    blocked: &Blocked,
     flags: c_int,
     what: For,
     mut work: impl FnMut(Flags) -> Result<T, KcmSocketError>,
@@ -59,7 +60,8 @@ fn call<T>(
     let at_once = flags | Flags::DONTWAIT;
     match work(at_once) {
         Err(KcmSocketError::WouldBlock) if !flags.contains(Flags::DONTWAIT) => {
-            signals::wait(kcm, what, || work(at_once)).unwrap_or_else(|| work(flags).map_err(|error| error.errno()))
+            signals::wait(kcm, what, blocked, || work(at_once))
+                .unwrap_or_else(|| blocked.open(|| work(flags)).map_err(|error| error.errno()))
         }
         result => result.map_err(|error| error.errno()),
     }
@@ -70,20 +72,33 @@ fn call<T>(
 /// # Safety
 ///
 /// `header` is what recvmsg(2) demands.
-pub(crate) unsafe fn receive(fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c_int) -> Answer<isize> {
+pub(crate) unsafe fn receive(
+    fd: c_int,
+    kcm: &Kcm,
+    blocked: &Blocked,
+    header: *mut msghdr,
+    flags: c_int,
+) -> Answer<isize> {
     // SAFETY: handed on from the caller.
-    unsafe { receive_at(0, fd, kcm, header, flags) }
+    unsafe { receive_at(0, fd, kcm, blocked, header, flags) }
 }
 
 /// The same, as the `at`-th message of a call that receives several.
-unsafe fn receive_at(at: usize, fd: c_int, kcm: &Kcm, header: *mut msghdr, flags: c_int) -> Answer<isize> {
+unsafe fn receive_at(
+    at: usize,
+    fd: c_int,
+    kcm: &Kcm,
+    blocked: &Blocked,
+    header: *mut msghdr,
+    flags: c_int,
+) -> Answer<isize> {
     // SAFETY: the header leads to its buffers.
     let (header, mut parts) = unsafe {
         let header = header.as_mut().ok_or(libc::EFAULT)?;
         let parts = buffers(header.msg_iov, header.msg_iovlen);
         (header, parts)
     };
-    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg_at(at, &mut parts, flags))?;
+    let received = call(fd, kcm, blocked, flags, For::Message, |flags| kcm.socket.recvmsg_at(at, &mut parts, flags))?;
     header.msg_flags = received.flags.bits();
     header.msg_namelen = 0;
     header.msg_controllen = 0;
@@ -98,13 +113,14 @@ unsafe fn receive_at(at: usize, fd: c_int, kcm: &Kcm, header: *mut msghdr, flags
 pub(crate) unsafe fn receive_parts(
     fd: c_int,
     kcm: &Kcm,
+    blocked: &Blocked,
     parts: *const iovec,
     count: usize,
     flags: c_int,
 ) -> Answer<isize> {
     // SAFETY: the buffers are as the contract says.
     let mut parts = unsafe { buffers(parts, count) };
-    let received = call(fd, kcm, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
+    let received = call(fd, kcm, blocked, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
     Ok(received.bytes as isize)
 }
 
@@ -116,6 +132,7 @@ pub(crate) unsafe fn receive_parts(
 pub(crate) unsafe fn receive_many(
     fd: c_int,
     kcm: &Kcm,
+    blocked: &Blocked,
     headers: *mut mmsghdr,
     count: c_uint,
     flags: c_int,
@@ -128,7 +145,7 @@ pub(crate) unsafe fn receive_many(
         // SAFETY: there are `count` of them.
         let header = unsafe { &mut *headers.add(at) };
         // SAFETY: as the contract says.
-        match unsafe { receive_at(at, fd, kcm, &mut header.msg_hdr, own) } {
+        match unsafe { receive_at(at, fd, kcm, blocked, &mut header.msg_hdr, own) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => return Ok(at as c_int),
@@ -146,19 +163,32 @@ pub(crate) unsafe fn receive_many(
 /// # Safety
 ///
 /// `header` is what sendmsg(2) demands.
-pub(crate) unsafe fn send(fd: c_int, kcm: &Kcm, header: *const msghdr, flags: c_int) -> Answer<isize> {
+pub(crate) unsafe fn send(
+    fd: c_int,
+    kcm: &Kcm,
+    blocked: &Blocked,
+    header: *const msghdr,
+    flags: c_int,
+) -> Answer<isize> {
     // SAFETY: handed on from the caller.
-    unsafe { send_at(0, fd, kcm, header, flags) }
+    unsafe { send_at(0, fd, kcm, blocked, header, flags) }
 }
 
 /// The same, as the `at`-th message of a call that sends several.
-unsafe fn send_at(at: usize, fd: c_int, kcm: &Kcm, header: *const msghdr, flags: c_int) -> Answer<isize> {
+unsafe fn send_at(
+    at: usize,
+    fd: c_int,
+    kcm: &Kcm,
+    blocked: &Blocked,
+    header: *const msghdr,
+    flags: c_int,
+) -> Answer<isize> {
     // SAFETY: the header leads to its bytes.
     let parts = unsafe {
         let header = header.as_ref().ok_or(libc::EFAULT)?;
         slices(header.msg_iov, header.msg_iovlen)
     };
-    let sent = call(fd, kcm, flags, For::Room, |flags| kcm.socket.sendmsg_at(at, &parts, flags))?;
+    let sent = call(fd, kcm, blocked, flags, For::Room, |flags| kcm.socket.sendmsg_at(at, &parts, flags))?;
     Ok(sent as isize)
 }
 
@@ -170,13 +200,14 @@ unsafe fn send_at(at: usize, fd: c_int, kcm: &Kcm, header: *const msghdr, flags:
 pub(crate) unsafe fn send_parts(
     fd: c_int,
     kcm: &Kcm,
+    blocked: &Blocked,
     parts: *const iovec,
     count: usize,
     flags: c_int,
 ) -> Answer<isize> {
     // SAFETY: the parts are as the contract says.
     let parts = unsafe { slices(parts, count) };
-    let sent = call(fd, kcm, flags, For::Room, |flags| kcm.socket.sendmsg(&parts, flags))?;
+    let sent = call(fd, kcm, blocked, flags, For::Room, |flags| kcm.socket.sendmsg(&parts, flags))?;
     Ok(sent as isize)
 }
 
@@ -193,6 +224,7 @@ pub(crate) fn write_flags(kcm: &Kcm) -> c_int {
 pub(crate) unsafe fn send_many(
     fd: c_int,
     kcm: &Kcm,
+    blocked: &Blocked,
     headers: *mut mmsghdr,
     count: c_uint,
     flags: c_int,
@@ -204,7 +236,7 @@ pub(crate) unsafe fn send_many(
         let batch = if at + 1 < count as usize { Flags::BATCH.bits() } else { 0 };
         let flags = flags | header.msg_hdr.msg_flags & libc::MSG_EOR | batch;
         // SAFETY: as the contract says.
-        match unsafe { send_at(at, fd, kcm, &header.msg_hdr, flags) } {
+        match unsafe { send_at(at, fd, kcm, blocked, &header.msg_hdr, flags) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => {
@@ -217,14 +249,17 @@ pub(crate) unsafe fn send_many(
 }
 
 /// `splice` from a message socket.
-pub(crate) fn splice(fd: c_int, kcm: &Kcm, to: c_int, bytes: usize, flags: c_uint) -> Answer<isize> {
+pub(crate) fn splice(fd: c_int, kcm: &Kcm, blocked: &Blocked, to: c_int, bytes: usize, flags: c_uint) -> Answer<isize> {
     let flags = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     if to < 0 {
         return Err(libc::EBADF);
     }
     // SAFETY: the caller keeps its descriptor open during its call; a wrong number gives EBADF.
     let to = unsafe { BorrowedFd::borrow_raw(to) };
-    let spliced = call(fd, kcm, flags, For::Message, |flags| kcm.socket.splice(to, bytes, flags))?;
+    let spliced = call(fd, kcm, blocked, flags, For::Message, |flags| {
+        // The target may be slow.
+        kcm.socket.splice_with(bytes, flags, |bytes| Ok(blocked.open(|| rustix::io::write(to, bytes))?))
+    })?;
     Ok(spliced as isize)
 }
 

@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard};
 use ksf_mux::ConnectionId;
 
 use crate::signals::Blocked;
-use crate::table::{self, Entry, lock, lock_blocked};
+use crate::table::{self, Entry, lock};
 use crate::{events, kcm, notice};
 
 /// The process whose memory this is.
@@ -94,9 +94,16 @@ pub(crate) fn is_marked(fd: RawFd) -> bool {
 
 /// Called by the loader, before the program's own code.
 extern "C" fn loaded() {
+    let _blocked = Blocked::all();
+    crate::real::look_up_all();
+    crate::hooks::look_up_all();
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-    // SAFETY: the three functions live as long as this library, which is never unloaded (LD_PRELOAD).
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    // SAFETY: the functions live as long as this library, which is never unloaded (LD_PRELOAD). The allocator's come first:
+    // its lock is then taken after those below, and free in the child before `in_child` allocates.
+    unsafe {
+        dlmalloc::enable_alloc_after_fork();
+        libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
+    }
     for fd in open_descriptors().into_iter().filter(|fd| is_marked(*fd)) {
         table::insert(fd, Entry::Inherited);
     }
@@ -141,7 +148,7 @@ extern "C" fn before_fork() {
         table: table::locked(),
         registered: events::locked(),
         groups: kcm::locked(),
-        copies: lock_blocked(&COPIES),
+        copies: lock(&COPIES),
         _blocked: blocked,
     };
     let _ = HELD.try_with(|place| *place.borrow_mut() = Some(held));

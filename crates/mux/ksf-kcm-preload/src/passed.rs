@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use libc::{cmsghdr, msghdr};
 
 use crate::ownership;
+use crate::signals::Blocked;
 use crate::table::{self, Entry};
 
 /// Looks through what `recvmsg` has received.
@@ -39,6 +40,7 @@ unsafe fn descriptors(message: &cmsghdr) -> impl Iterator<Item = c_int> {
 }
 
 fn note_one(fd: c_int) {
+    let _blocked = Blocked::all();
     // The number is a new one: nothing that is known of it holds.
     table::remove(fd);
     if ownership::is_marked(fd) {

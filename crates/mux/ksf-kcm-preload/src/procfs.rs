@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use ksf_mux::kcm::{KcmStats, proc_net_kcm, proc_net_kcm_stats};
 
 use crate::kcm::GROUPS;
+use crate::signals::Blocked;
 use crate::table::lock;
 
 fn stats() -> Vec<KcmStats> {
@@ -38,6 +39,7 @@ pub(crate) unsafe fn open(path: *const c_char) -> Option<Result<c_int, c_int>> {
     if !unsafe { is_ours(path) } {
         return None;
     }
+    let _blocked = Blocked::all();
     // SAFETY: it is a string.
     let all = unsafe { CStr::from_ptr(path) }.to_bytes() == b"/proc/net/kcm";
     let text = if all { proc_net_kcm(&stats()) } else { proc_net_kcm_stats(&stats()) };

@@ -5,6 +5,15 @@ use std::ffi::{c_int, c_void};
 use ksf_interpose::Next;
 use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
 
+static PPOLL: Next = Next::new("ppoll\0");
+static EPOLL_PWAIT: Next = Next::new("epoll_pwait\0");
+
+/// Looks them up: dlsym might allocate or take a lock in a signal handler.
+pub(crate) fn look_up_all() {
+    PPOLL.look_up();
+    EPOLL_PWAIT.look_up();
+}
+
 /// ppoll(2)
 ///
 /// # Safety
@@ -17,9 +26,8 @@ pub(crate) unsafe fn ppoll(
     signals: *const sigset_t,
 ) -> c_int {
     type Function = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
-    static NEXT: Next = Next::new("ppoll\0");
     // SAFETY: the function has this type, and the arguments are the caller's.
-    unsafe { std::mem::transmute::<*mut c_void, Function>(NEXT.get())(set, count, timeout, signals) }
+    unsafe { std::mem::transmute::<*mut c_void, Function>(PPOLL.get())(set, count, timeout, signals) }
 }
 
 /// epoll_pwait(2)
@@ -35,7 +43,6 @@ pub(crate) unsafe fn epoll_pwait(
     signals: *const sigset_t,
 ) -> c_int {
     type Function = unsafe extern "C" fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
-    static NEXT: Next = Next::new("epoll_pwait\0");
     // SAFETY: the function has this type, and the arguments are the caller's.
-    unsafe { std::mem::transmute::<*mut c_void, Function>(NEXT.get())(set, found, max, timeout_ms, signals) }
+    unsafe { std::mem::transmute::<*mut c_void, Function>(EPOLL_PWAIT.get())(set, found, max, timeout_ms, signals) }
 }

@@ -7,10 +7,10 @@
 //! when one of them is there: its handler then runs, and the wait goes on. The others interrupt.
 //!
 //! Signals come only while this waits in the kernel: one that came between two looks would be handled, and then nothing
-//! would end the call.
+//! would end the call. A handler also finds no lock held ([`Blocked`]).
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use ksf_interpose::errno::errno;
@@ -30,30 +30,31 @@ pub(crate) enum For {
 /// Where no descriptor tells that the wait is over, one looks so often.
 pub(crate) const SLICE: Duration = Duration::from_millis(5);
 
-/// What `attempt` returns once it need not wait; EAGAIN when the socket's time is over; EINTR. None if no signal can end
-/// the call: then the multiplexor may wait itself.
+/// The first of them, where none was needed yet: they double.
+const SLICE_MIN: Duration = Duration::from_micros(100);
+
+/// What `attempt` returns once it need not wait; EAGAIN when the socket's time is over; EINTR. None if no handler can run
+/// in this thread: then the multiplexor may wait itself, with signals open.
 pub(crate) fn wait<T>(
     kcm: &Kcm,
     what: For,
+    blocked: &Blocked,
     mut attempt: impl FnMut() -> Result<T, KcmSocketError>,
 ) -> Option<Answer<T>> {
     let timeout = if what == For::Message { kcm.socket.receive_timeout() } else { kcm.socket.send_timeout() };
-    let blocked = Blocked::all();
-    // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
     let handlers = Handlers::of_process();
     let held_back = SYNCHRONOUS.iter().fold(Signals::of(&blocked.before), |set, signal| set.with(*signal));
-    let (mut restart, mut end_calls) = (handlers.restarting.without(held_back), handlers.ending.without(held_back));
-    if timeout.is_some() {
-        end_calls.0 |= std::mem::take(&mut restart).0;
-    }
-    if end_calls.is_empty() {
+    let restarting = handlers.restarting.without(held_back);
+    if restarting.is_empty() && handlers.ending.without(held_back).is_empty() {
         return None;
     }
-    let restarting: Option<OwnedFd> = match (!restart.is_empty()).then(|| restart.watch()).transpose() {
-        Ok(restarting) => restarting,
-        Err(errno) => return Some(Err(errno)),
-    };
+    // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
+    let restart = if timeout.is_none() { restarting } else { Signals::default() };
+    // Where no descriptor is left for it, they are let through after each slice.
+    let due = if restart.is_empty() { None } else { restart.watch().ok() };
+    let is_blind = due.is_none() && !restart.is_empty();
     let restart = restart.to_set();
+    let mut slice = SLICE_MIN;
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         match attempt() {
@@ -69,16 +70,15 @@ pub(crate) fn wait<T>(
         if what == For::Room {
             let _ = kcm.socket.look();
         }
-        let slice = (!watched).then_some(SLICE);
-        let left = left.map_or(slice, |left| Some(slice.map_or(left, |slice| left.min(slice))));
-        let mut set = [
-            polled(if watched { readiness(kcm) } else { -1 }),
-            polled(restarting.as_ref().map_or(-1, AsRawFd::as_raw_fd)),
-        ];
-        if let Err(errno) = poll_with(&mut set, left, &blocked.plus(&restart)) {
+        let pause = (!watched || is_blind).then_some(slice);
+        slice = (slice * 2).min(SLICE);
+        let pause = left.map_or(pause, |left| Some(pause.map_or(left, |pause| left.min(pause))));
+        let mut set =
+            [polled(if watched { readiness(kcm) } else { -1 }), polled(due.as_ref().map_or(-1, AsRawFd::as_raw_fd))];
+        if let Err(errno) = poll_with(&mut set, pause, &blocked.plus(&restart)) {
             return Some(Err(errno));
         }
-        if set[1].revents != 0 {
+        if set[1].revents != 0 || is_blind {
             blocked.let_through(&restart);
         }
     }
@@ -98,10 +98,14 @@ pub(crate) fn poll_with(set: &mut [pollfd], timeout: Option<Duration>, signals: 
 }
 
 /// Signals by which the kernel reports an error of the code that runs: blocked, they would end the program.
-const SYNCHRONOUS: [c_int; 7] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+const SYNCHRONOUS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// No signal comes to this thread, nor to threads it starts, while this lives.
+/// No signal comes to this thread, nor to threads it starts, while this lives, but for [`SYNCHRONOUS`] ones.
+///
+/// Code of this library and of the multiplexor holds locks, and allocates, only while one of these lives, or in a thread of
+/// their own, which is started so. A handler that the program runs therefore never waits for the thread that it has
+/// interrupted. The places where the library's code begins make one: the hooks ([`crate::table::with`]), and what libc
+/// calls at the start and around fork ([`crate::ownership`]).
 pub(crate) struct Blocked {
     /// What the program had blocked.
     pub(crate) before: sigset_t,
@@ -109,17 +113,16 @@ pub(crate) struct Blocked {
 
 impl Blocked {
     pub(crate) fn all() -> Self {
-        // For each lock that is taken: quicker than adding those that are blocked.
-        let (mut all, mut before) = (Signals::default().to_set(), Signals::default().to_set());
-        // SAFETY: the sets are values, and the signals exist.
-        unsafe {
-            libc::sigfillset(&mut all);
-            for signal in SYNCHRONOUS {
-                libc::sigdelset(&mut all, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
-        }
-        Self { before }
+        Self { before: block() }
+    }
+
+    /// Does what may wait in the kernel, with signals as the program has them. The caller holds no lock.
+    pub(crate) fn open<T>(&self, wait: impl FnOnce() -> T) -> T {
+        // SAFETY: the set is what the program had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        let result = wait();
+        block();
+        result
     }
 
     /// What the program had blocked, and these.
@@ -138,6 +141,21 @@ impl Blocked {
             libc::pthread_sigmask(libc::SIG_SETMASK, &now, std::ptr::null_mut());
         }
     }
+}
+
+/// Blocks signals. Returns those that were.
+fn block() -> sigset_t {
+    // For each call: quicker than adding those that are blocked.
+    let (mut all, mut before) = (Signals::default().to_set(), Signals::default().to_set());
+    // SAFETY: the sets are values, and the signals exist.
+    unsafe {
+        libc::sigfillset(&mut all);
+        for signal in SYNCHRONOUS {
+            libc::sigdelset(&mut all, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
+    }
+    before
 }
 
 impl Drop for Blocked {

@@ -1,12 +1,11 @@
 //! Which descriptors of the process are not what the kernel takes them for.
 //!
 //! A handler of the program's may make any call on a descriptor, wherever it interrupts this library. So a call on a
-//! descriptor that is nothing here takes no lock ([`MARKS`]), and no handler runs while a lock of this library is held
-//! ([`lock`]).
+//! descriptor that is nothing here takes no lock ([`MARKS`]), and no handler runs during one on any other ([`with`]).
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::ops::{Deref, DerefMut, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,10 +37,21 @@ static MARKS: Marks<{ 1 << 16 }> = Marks::new();
 static HIGH: AtomicBool = AtomicBool::new(false);
 
 /// False for nearly all descriptors of most programs.
-fn may_have(fd: c_int) -> bool {
+pub(crate) fn may_have(fd: c_int) -> bool {
     MARKS.get(fd).map_or_else(|| HIGH.load(Ordering::Acquire), |mark| mark != 0)
 }
 
+/// Does a call on a descriptor of the table, with signals blocked. None for any other, and if `call` returns it: then the
+/// call is libc's.
+pub(crate) fn with<T>(fd: c_int, call: impl FnOnce(Entry, &Blocked) -> Option<T>) -> Option<T> {
+    if !may_have(fd) {
+        return None;
+    }
+    let blocked = Blocked::all();
+    call(find(fd)?, &blocked)
+}
+
+/// The entry of a descriptor. Signals stay blocked as long as the caller has it: to drop it may end a multiplexor.
 pub(crate) fn find(fd: c_int) -> Option<Entry> {
     if !may_have(fd) {
         return None;
@@ -55,12 +65,12 @@ pub(crate) fn find(fd: c_int) -> Option<Entry> {
 }
 
 /// Does a call on a message socket: refuses it on one of another process. None for any other descriptor.
-pub(crate) fn on_kcm<T>(fd: c_int, call: impl FnOnce(&Arc<Kcm>) -> Answer<T>) -> Option<Answer<T>> {
-    match find(fd)? {
-        Entry::Kcm(kcm) => Some(call(&kcm)),
+pub(crate) fn on_kcm<T>(fd: c_int, call: impl FnOnce(&Arc<Kcm>, &Blocked) -> Answer<T>) -> Option<Answer<T>> {
+    with(fd, |entry, blocked| match entry {
+        Entry::Kcm(kcm) => Some(call(&kcm, blocked)),
         Entry::Inherited => Some(Err(ownership::refuse(fd))),
         _ => None,
-    }
+    })
 }
 
 pub(crate) fn tcp(fd: c_int) -> Option<Arc<Attached>> {
@@ -83,15 +93,13 @@ pub(crate) fn insert(fd: c_int, entry: Entry) {
     if !ownership::is_owner() {
         return;
     }
-    let _blocked = Blocked::all();
     let mut table = lock(&TABLE);
     if !MARKS.set(fd, 1) {
         HIGH.store(true, Ordering::Release);
     }
     let old = table.insert(fd, entry);
     drop(table);
-    // This is not done under the lock: it may close descriptors, which looks into the table. Nor may a handler run: it
-    // frees memory.
+    // This is not done under the lock: it may close descriptors, which looks into the table.
     drop(old);
 }
 
@@ -99,14 +107,17 @@ pub(crate) fn remove(fd: c_int) {
     remove_range(fd..=fd);
 }
 
+/// False if none of these is in the table.
+pub(crate) fn may_have_any(range: &RangeInclusive<c_int>) -> bool {
+    let ends = (u32::try_from(*range.start()).unwrap_or(0), u32::try_from(*range.end()));
+    HIGH.load(Ordering::Acquire) || ends.1.is_ok_and(|last| MARKS.marked(ends.0, last).next().is_some())
+}
+
 /// Forgets all of these.
 pub(crate) fn remove_range(closed: RangeInclusive<c_int>) {
-    let ends = (u32::try_from(*closed.start()).unwrap_or(0), u32::try_from(*closed.end()));
-    let has_marked = || ends.1.is_ok_and(|last| MARKS.marked(ends.0, last).next().is_some());
-    if !ownership::is_owner() || !(HIGH.load(Ordering::Acquire) || has_marked()) {
+    if !may_have_any(&closed) || !ownership::is_owner() {
         return;
     }
-    let _blocked = Blocked::all();
     let mut table = lock(&TABLE);
     let old: Vec<_> = table.extract_if(closed, |_, _| true).collect();
     for (fd, _) in &old {
@@ -129,7 +140,7 @@ pub(crate) fn copy(from: c_int, to: c_int) {
 pub(crate) type Locked = MutexGuard<'static, BTreeMap<c_int, Entry>>;
 
 pub(crate) fn locked() -> Locked {
-    lock_blocked(&TABLE)
+    lock(&TABLE)
 }
 
 /// In a child: what was the parent's is not the child's. Nothing is dropped, because that would end it.
@@ -152,34 +163,8 @@ pub(crate) fn leave(table: &mut Locked) {
     }
 }
 
-/// What a lock of this library guards. No handler of the program's runs in this thread until it is dropped: one that
-/// needs the lock would wait for the thread that it has interrupted.
-pub(crate) struct Guard<'a, T> {
-    // Dropped in this order.
-    guard: MutexGuard<'a, T>,
-    _blocked: Blocked,
-}
-
-impl<T> Deref for Guard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Guard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Guard<'_, T> {
-    let blocked = Blocked::all();
-    Guard { guard: lock_blocked(mutex), _blocked: blocked }
-}
-
-/// The same for a caller that has signals blocked for as long as it holds the lock.
-pub(crate) fn lock_blocked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks, in a thread that has signals blocked ([`Blocked`]): a handler that needs the lock would wait for the thread that
+/// it has interrupted.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

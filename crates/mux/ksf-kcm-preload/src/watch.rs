@@ -13,14 +13,22 @@ use crate::signals::{Blocked, SLICE, poll_with};
 use crate::table::{Entry, find};
 
 /// True if one of these is not what the kernel takes it for.
-pub(crate) fn concerns(set: &[pollfd]) -> bool {
+fn concerns(set: &[pollfd]) -> bool {
     set.iter().any(|polled| matches!(find(polled.fd), Some(Entry::Kcm(_) | Entry::Tcp(_) | Entry::Inherited)))
 }
 
-/// `ppoll`. `signals` are blocked meanwhile, if that is said; else those that are.
-pub(crate) fn watch(set: &mut [pollfd], timeout: Option<Duration>, signals: Option<&sigset_t>) -> c_int {
+/// `ppoll`. `signals` are blocked meanwhile, if that is said; else those that are. None if all of these are what the kernel
+/// takes them for.
+pub(crate) fn watch(
+    set: &mut [pollfd],
+    timeout: Option<Duration>,
+    signals: Option<&sigset_t>,
+    blocked: &Blocked,
+) -> Option<c_int> {
+    if !concerns(set) {
+        return None;
+    }
     // A signal between two looks would not end the call: it comes during one.
-    let blocked = Blocked::all();
     let signals = signals.unwrap_or(&blocked.before);
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
@@ -67,7 +75,7 @@ pub(crate) fn watch(set: &mut [pollfd], timeout: Option<Duration>, signals: Opti
         let pause = if ready { Some(Duration::ZERO) } else { min(left, slice) };
         let result = poll_with(&mut real, pause, signals).unwrap_or_else(|errno| give(Err(errno)));
         if result < 0 && !ready {
-            return result;
+            return Some(result);
         }
         let mut count = 0;
         for (at, polled) in set.iter_mut().enumerate() {
@@ -77,7 +85,7 @@ pub(crate) fn watch(set: &mut [pollfd], timeout: Option<Duration>, signals: Opti
             count += c_int::from(polled.revents != 0);
         }
         if count > 0 || left.is_some_and(|left| left.is_zero()) {
-            return count;
+            return Some(count);
         }
     }
 }

@@ -1,19 +1,30 @@
-/* A signal handler that calls what POSIX allows (signal-safety(7)) on descriptors, wherever it interrupts a program that
- * duplicates, closes and registers a message socket of AF_KCM. Ends with 0; a deadlock ends with SIGALRM.
+/* A signal handler makes the calls on descriptors that POSIX allows there (signal-safety(7)), wherever it interrupts calls
+ * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM.
+ *
+ * Usage: handlers WORK HANDLER. WORK names the calls of the main thread: descriptors, messages, sockets, events or memory.
+ * HANDLER: restart installs the handler with SA_RESTART, end without.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/bpf.h>
 #include <linux/kcm.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define CHECK(condition) \
@@ -24,29 +35,138 @@
 		} \
 	} while (0)
 
-/* A program that does not end in this time never will. */
-#define PATIENCE_S 60
-#define ROUNDS 20000
+/* In a handler: exit() and stdio are not allowed there. */
+#define CHECK_HERE(condition) \
+	do { \
+		if (!(condition)) \
+			report_and_exit(__LINE__); \
+	} while (0)
 
-static int mux, ends[2];
+#ifndef PATIENCE_S
+/* A program that does not end in this time never will. */
+#define PATIENCE_S 300
+#endif
+#define ROUNDS 1000
+#define SHORT 8
+/* Longer than the blocks that malloc keeps for each thread without a lock. */
+#define LONG 4096
+
+static int mux, ends[2], program;
+static int first[2], second[2];
 static atomic_int handled, done;
+
+static void report_and_exit(int line)
+{
+	char digits[] = "line 0000 of the handler\n";
+
+	for (int at = 8; line; line /= 10)
+		digits[at--] = '0' + line % 10;
+	if (write(STDERR_FILENO, digits, sizeof(digits) - 1) < 0)
+		_exit(3);
+	_exit(2);
+}
+
+/* True if the call succeeded, or failed as calls may that do not wait, or on connections that come and go. */
+static int is_usual(ssize_t result)
+{
+	return result >= 0 || errno == EAGAIN || errno == EINTR || errno == ENOTCONN || errno == ECONNRESET;
+}
+
+static void frame(char *message, uint32_t length)
+{
+	uint32_t header = htonl(length);
+
+	memset(message, 'x', length);
+	memcpy(message, &header, sizeof(header));
+}
+
+static void use_pipe_and_copies(void)
+{
+	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
+	char byte = 0;
+
+	CHECK_HERE(write(ends[1], &byte, 1) == 1 && poll(&polled, 1, 0) == 1 && read(ends[0], &byte, 1) == 1);
+	int copy = dup(mux);
+	CHECK_HERE(copy >= 0 && fcntl(copy, F_GETFL) >= 0 && close(copy) == 0);
+	CHECK_HERE(dup2(mux, 41) == 41 && close(41) == 0);
+	copy = fcntl(mux, F_DUPFD_CLOEXEC, 50);
+	CHECK_HERE(copy >= 50 && close(copy) == 0);
+}
+
+static void exchange_messages(void)
+{
+	char bytes[LONG];
+	struct iovec part = { .iov_base = bytes, .iov_len = sizeof(bytes) };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+	int flags = fcntl(mux, F_GETFL);
+
+	CHECK_HERE(is_usual(recv(mux, bytes, sizeof(bytes), MSG_DONTWAIT)));
+	CHECK_HERE(is_usual(recvfrom(mux, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_PEEK, NULL, NULL)));
+	CHECK_HERE(is_usual(recvmsg(mux, &header, MSG_DONTWAIT)));
+	CHECK_HERE(flags >= 0 && fcntl(mux, F_SETFL, flags | O_NONBLOCK) == 0);
+	CHECK_HERE(is_usual(read(mux, bytes, sizeof(bytes))));
+	frame(bytes, LONG);
+	CHECK_HERE(is_usual(write(mux, bytes, sizeof(bytes))));
+	CHECK_HERE(fcntl(mux, F_SETFL, flags) == 0);
+	CHECK_HERE(is_usual(sendmsg(mux, &header, MSG_DONTWAIT)));
+	frame(bytes, SHORT);
+	CHECK_HERE(is_usual(send(mux, bytes, SHORT, MSG_DONTWAIT)));
+	CHECK_HERE(is_usual(sendto(mux, bytes, SHORT, MSG_DONTWAIT, NULL, 0)));
+}
+
+static void wait_for_nothing(void)
+{
+	struct pollfd polled = { .fd = mux, .events = POLLIN | POLLOUT };
+	struct timespec none = { 0 };
+	struct timeval none_either = { 0 };
+	fd_set readable;
+
+	CHECK_HERE(is_usual(poll(&polled, 1, 0)));
+	CHECK_HERE(is_usual(ppoll(&polled, 1, &none, NULL)));
+	FD_ZERO(&readable);
+	FD_SET(mux, &readable);
+	CHECK_HERE(is_usual(select(mux + 1, &readable, NULL, NULL, &none_either)));
+	FD_SET(mux, &readable);
+	CHECK_HERE(is_usual(pselect(mux + 1, &readable, NULL, NULL, &none, NULL)));
+}
+
+static void use_options_and_the_rest(void)
+{
+	struct kcm_clone clone;
+	struct sockaddr_storage address;
+	struct stat status;
+	struct timeval forever = { 0 };
+	socklen_t length = sizeof(forever);
+	int on = 0;
+
+	CHECK_HERE(getsockopt(mux, SOL_SOCKET, SO_RCVTIMEO, &forever, &length) == 0);
+	CHECK_HERE(setsockopt(mux, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever)) == 0);
+	CHECK_HERE(setsockopt(mux, SOL_KCM, KCM_RECV_DISABLE, &on, sizeof(on)) == 0);
+	CHECK_HERE(ioctl(mux, SIOCKCMCLONE, &clone) == 0 && close(clone.fd) == 0);
+	CHECK_HERE(fstat(mux, &status) == 0);
+	/* No message socket has these: only that they return counts. */
+	length = sizeof(address);
+	(void)!lseek(mux, 0, SEEK_CUR);
+	(void)!getsockname(mux, (void *)&address, &length);
+	(void)!getpeername(mux, (void *)&address, &length);
+	(void)!bind(mux, (void *)&address, 0);
+	(void)!connect(mux, (void *)&address, 0);
+	(void)!listen(mux, 1);
+	(void)!accept(mux, NULL, NULL);
+	(void)!shutdown(mux, SHUT_RD);
+	/* A connection that is attached: what it has belongs to the multiplexor. */
+	(void)!recv(first[0], &address, 1, MSG_DONTWAIT | MSG_PEEK);
+}
 
 static void handle(int signal)
 {
 	int before = errno;
-	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
-	char byte = 0;
 
 	(void)signal;
-	/* _exit, not CHECK: standard output is not for handlers. */
-	if (write(ends[1], &byte, 1) != 1 || poll(&polled, 1, 0) != 1 || read(ends[0], &byte, 1) != 1)
-		_exit(2);
-	int copy = dup(mux);
-	if (copy < 0 || fcntl(copy, F_GETFL) < 0 || close(copy))
-		_exit(3);
-	copy = fcntl(mux, F_DUPFD_CLOEXEC, 50);
-	if (copy < 50 || close(copy))
-		_exit(4);
+	use_pipe_and_copies();
+	exchange_messages();
+	wait_for_nothing();
+	use_options_and_the_rest();
 	handled++;
 	errno = before;
 }
@@ -63,26 +183,196 @@ static void *interrupt(void *thread)
 	return NULL;
 }
 
-int main(void)
+/* The peer: sends messages as long as they are taken, and reads all that comes. */
+static void *serve_peer(void *unused)
 {
-	struct sigaction action = { .sa_handler = handle, .sa_flags = SA_RESTART };
+	char message[SHORT], bytes[1 << 16];
+	size_t sent = 0;
+
+	frame(message, SHORT);
+	while (!done) {
+		struct pollfd polled = { .fd = first[1], .events = POLLIN | POLLOUT };
+
+		CHECK(poll(&polled, 1, 100) >= 0);
+		if (polled.revents & POLLIN)
+			CHECK(recv(first[1], bytes, sizeof(bytes), MSG_DONTWAIT) > 0);
+		if (polled.revents & POLLOUT) {
+			ssize_t count = send(first[1], message + sent, SHORT - sent, MSG_DONTWAIT);
+
+			if (count > 0)
+				sent = (sent + count) % SHORT;
+		}
+	}
+	return unused;
+}
+
+static void load(void)
+{
+	/* The length of a message is its first word. */
+	static const struct bpf_insn code[] = {
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
+		{ .code = BPF_LD | BPF_ABS | BPF_W },
+		{ .code = BPF_JMP | BPF_EXIT },
+	};
+	union bpf_attr attr = {
+		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
+		.insns = (uintptr_t)code,
+		.insn_cnt = sizeof(code) / sizeof(code[0]),
+		.license = (uintptr_t)"GPL",
+	};
+
+	CHECK((program = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr))) >= 0);
+}
+
+static void connect_pair(int pair[2])
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK((pair[1] = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (void *)&address, &length) == 0);
+	CHECK(connect(pair[1], (void *)&address, length) == 0);
+	CHECK((pair[0] = accept(listener, NULL, NULL)) >= 0);
+	CHECK(close(listener) == 0);
+}
+
+static void attach(int fd)
+{
+	struct kcm_attach attach = { .fd = fd, .bpf_fd = program };
+
+	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
+}
+
+static void work_on_descriptors(void)
+{
+	static int set = -1;
 	struct epoll_event event = { .events = EPOLLIN };
-	pthread_t self = pthread_self(), other;
-	int set = epoll_create1(0);
+	int copy = dup(mux);
+
+	if (set < 0)
+		CHECK((set = epoll_create1(0)) >= 0);
+	CHECK(copy >= 0 && dup2(mux, 40) == 40);
+	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, copy, &event) == 0);
+	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, copy, NULL) == 0);
+	CHECK(close(40) == 0 && close(copy) == 0);
+}
+
+static void work_on_messages(void)
+{
+	static int lent[2] = { -1, -1 };
+	char sent[SHORT], received[3][LONG];
+	struct iovec parts[3], sent_part = { .iov_base = sent, .iov_len = SHORT };
+	struct mmsghdr headers[3] = { 0 };
+
+	frame(sent, SHORT);
+	if (lent[0] < 0)
+		CHECK(pipe(lent) == 0);
+	CHECK(is_usual(send(mux, sent, SHORT, 0)));
+	ssize_t count = recv(mux, received[0], LONG, 0);
+	CHECK(is_usual(count) && (count < 0 || (count == SHORT && !memcmp(received[0], sent, SHORT))));
+	CHECK(is_usual(recv(mux, received[0], LONG, MSG_DONTWAIT)));
+	for (int at = 0; at < 3; at++)
+		headers[at].msg_hdr = (struct msghdr){ .msg_iov = &sent_part, .msg_iovlen = 1 };
+	CHECK(is_usual(sendmmsg(mux, headers, 3, 0)));
+	for (int at = 0; at < 3; at++) {
+		parts[at] = (struct iovec){ .iov_base = received[at], .iov_len = LONG };
+		headers[at].msg_hdr = (struct msghdr){ .msg_iov = &parts[at], .msg_iovlen = 1 };
+	}
+	count = recvmmsg(mux, headers, 3, 0, NULL);
+	CHECK(is_usual(count));
+	for (int at = 0; at < count; at++)
+		CHECK(headers[at].msg_len == SHORT && !memcmp(received[at], sent, SHORT));
+	count = splice(mux, NULL, lent[1], NULL, LONG, 0);
+	CHECK(is_usual(count) && (count < 0 || read(lent[0], received[0], LONG) == SHORT));
+}
+
+static void work_on_sockets(void)
+{
+	struct kcm_unattach unattach = { .fd = second[0] };
+	struct kcm_clone clone;
+	struct timeval forever = { 0 };
+	socklen_t length = sizeof(forever);
+	char bytes[LONG];
+
+	CHECK(ioctl(mux, SIOCKCMCLONE, &clone) == 0 && close(clone.fd) == 0);
+	attach(second[0]);
+	CHECK(getsockopt(mux, SOL_SOCKET, SO_SNDTIMEO, &forever, &length) == 0);
+	CHECK(setsockopt(mux, SOL_SOCKET, SO_SNDTIMEO, &forever, length) == 0);
+	CHECK(ioctl(mux, SIOCKCMUNATTACH, &unattach) == 0);
+	while (recv(second[1], bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+		;
+}
+
+static void work_on_events(void)
+{
+	static int set = -1;
+	struct epoll_event event = { .events = EPOLLIN }, found[4];
+	struct pollfd polled = { .fd = mux, .events = POLLIN };
+	fd_set readable;
+
+	if (set < 0) {
+		CHECK((set = epoll_create1(0)) >= 0);
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, mux, &event) == 0);
+	}
+	CHECK(is_usual(poll(&polled, 1, 10)));
+	CHECK(is_usual(ppoll(&polled, 1, NULL, NULL)));
+	FD_ZERO(&readable);
+	FD_SET(mux, &readable);
+	CHECK(is_usual(select(mux + 1, &readable, NULL, NULL, NULL)));
+	FD_ZERO(&readable);
+	FD_SET(mux, &readable);
+	CHECK(is_usual(pselect(mux + 1, &readable, NULL, NULL, NULL, NULL)));
+	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, mux, &event) == 0);
+	CHECK(is_usual(epoll_wait(set, found, 4, 10)));
+}
+
+static void work_on_memory(void)
+{
+	/* The first block shows malloc that such blocks come and go: they come from its arena then. */
+	char *volatile blocks[4];
+
+	for (int at = 0; at < 4; at++) {
+		CHECK((blocks[at] = malloc(200000 + at * 1000)));
+		blocks[at][0] = 'x';
+	}
+	for (int at = 0; at < 4; at++)
+		free(blocks[at]);
+}
+
+int main(int count, char **arguments)
+{
+	static const struct {
+		const char *name;
+		void (*work)(void);
+	} all[] = {
+		{ "descriptors", work_on_descriptors }, { "messages", work_on_messages }, { "sockets", work_on_sockets },
+		{ "events", work_on_events }, { "memory", work_on_memory },
+	};
+	struct sigaction action = { .sa_handler = handle };
+	pthread_t self = pthread_self(), other, peer;
+	void (*work)(void) = NULL;
+
+	CHECK(count == 3);
+	for (size_t at = 0; at < sizeof(all) / sizeof(all[0]); at++)
+		if (!strcmp(all[at].name, arguments[1]))
+			work = all[at].work;
+	CHECK(work && (!strcmp(arguments[2], "restart") || !strcmp(arguments[2], "end")));
+	action.sa_flags = arguments[2][0] == 'r' ? SA_RESTART : 0;
 
 	alarm(PATIENCE_S);
 	CHECK((mux = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED)) >= 0 && pipe(ends) == 0);
+	load();
+	connect_pair(first);
+	connect_pair(second);
+	attach(first[0]);
+	CHECK(pthread_create(&peer, NULL, serve_peer, NULL) == 0);
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	CHECK(pthread_create(&other, NULL, interrupt, &self) == 0);
-	for (int round = 0; round < ROUNDS || handled < ROUNDS / 10; round++) {
-		int copy = dup(mux);
-
-		CHECK(copy >= 0 && dup2(mux, 40) == 40);
-		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, copy, &event) == 0);
-		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, copy, NULL) == 0);
-		CHECK(close(40) == 0 && close(copy) == 0);
-	}
+	for (int round = 0; round < ROUNDS || handled < ROUNDS; round++)
+		work();
 	done = 1;
-	CHECK(pthread_join(other, NULL) == 0);
+	CHECK(pthread_join(other, NULL) == 0 && pthread_join(peer, NULL) == 0);
 	return 0;
 }

@@ -90,12 +90,38 @@ fn forks_under_load() {
     run(&mut program.preloaded());
 }
 
-/// A handler may make calls of its own wherever it interrupts calls on a message socket.
-#[test]
-fn handlers_make_calls_wherever_they_interrupt() {
+/// A handler may call what POSIX allows, on the same message socket, wherever it interrupts these calls of the program.
+fn handlers_interrupt(work: &str) {
     own_network();
     let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/handlers.c", &["-O1"]);
-    run(&mut program.preloaded());
+    for handler in ["restart", "end"] {
+        run(program.preloaded().args([work, handler]));
+    }
+}
+
+#[test]
+fn handlers_interrupt_calls_on_descriptors() {
+    handlers_interrupt("descriptors");
+}
+
+#[test]
+fn handlers_interrupt_sending_receiving_and_splice() {
+    handlers_interrupt("messages");
+}
+
+#[test]
+fn handlers_interrupt_clone_attach_and_options() {
+    handlers_interrupt("sockets");
+}
+
+#[test]
+fn handlers_interrupt_poll_select_and_epoll() {
+    handlers_interrupt("events");
+}
+
+#[test]
+fn handlers_interrupt_malloc() {
+    handlers_interrupt("memory");
 }
 
 /// Eight clients, four clones, a thread for each: as the kernel's documentation has it, and with several messages a call.

@@ -3,7 +3,10 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use rustix::thread::gettid;
 
 use crate::mux::ConnectionId;
 
@@ -14,7 +17,7 @@ pub const CALL_MESSAGES_MAX: usize = 1024;
 const FIRST_SEARCH: usize = 64;
 
 /// What the threads that use a message socket received from it with their last calls. Each thread has a place as long as
-/// it lives, so that none answers what another one received; the number of a process's threads bounds their memory.
+/// it lives, so that none answers what another one received; the number of threads bounds their memory.
 #[derive(Debug)]
 pub struct ReplyOrder {
     /// In the order of their threads' numbers.
@@ -36,8 +39,8 @@ impl Default for ReplyOrder {
 #[derive(Debug)]
 struct LastCall {
     thread: u64,
-    /// Nothing keeps this one alive but its thread.
-    life: Weak<()>,
+    /// The kernel's number of it, which another thread may get when this one has ended.
+    tid: Pid,
     /// Its number among all calls of the socket.
     number: u64,
     /// The connections of its messages, in the order received. Never empty.
@@ -61,7 +64,7 @@ impl ReplyOrder {
     /// The calling thread has received a message of this connection, as the `at`-th one of its call, counted from 0.
     pub fn received(&mut self, connection: ConnectionId, at: usize) {
         let thread = this_thread();
-        let place = self.find(thread).unwrap_or_else(|at| self.make_place(thread, at));
+        let place = self.find(thread).unwrap_or_else(|_| self.make_place(thread, gettid()));
         let last = &mut self.threads[place];
         if at > 0 && (1..CALL_MESSAGES_MAX).contains(&last.connections.len()) {
             last.connections.push(connection);
@@ -80,15 +83,17 @@ impl ReplyOrder {
         self.threads.binary_search_by_key(&thread, |last| last.thread)
     }
 
-    /// Makes a place for the calling thread, which belongs at `at`.
-    fn make_place(&mut self, thread: u64, mut at: usize) -> usize {
+    /// Makes a place for the calling thread, which has none.
+    fn make_place(&mut self, thread: u64, tid: Pid) -> usize {
+        // It receives now: no thread answers an earlier call of another one.
+        self.threads.retain(|last| last.tid != tid);
         if self.threads.len() >= self.search_at {
             // A thread that has received nothing answers the last call of all, whether its thread has ended or not.
-            self.threads.retain(|last| last.life.strong_count() > 0 || last.thread == self.youngest);
+            self.threads.retain(|last| is_alive(last.tid) || last.thread == self.youngest);
             self.search_at = FIRST_SEARCH.max(2 * self.threads.len());
-            at = self.threads.partition_point(|last| last.thread < thread);
         }
-        self.threads.insert(at, LastCall { thread, life: life(), number: 0, connections: Vec::new(), at: 0 });
+        let at = self.threads.partition_point(|last| last.thread < thread);
+        self.threads.insert(at, LastCall { thread, tid, number: 0, connections: Vec::new(), at: 0 });
         at
     }
 
@@ -126,13 +131,10 @@ pub(crate) fn this_thread() -> u64 {
     number
 }
 
-/// What dies with the calling thread.
-fn life() -> Weak<()> {
-    thread_local! {
-        static LIFE: Arc<()> = Arc::default();
-    }
-    // A thread that ends, and receives after this variable is gone, counts as ended.
-    LIFE.try_with(Arc::downgrade).unwrap_or_default()
+/// False if no thread of the machine has this number. A variable of the thread would know its end exactly, but to make it
+/// libc allocates, which a signal handler may not cause.
+fn is_alive(tid: Pid) -> bool {
+    test_kill_process(tid) != Err(Errno::SRCH)
 }
 
 #[cfg(test)]
@@ -202,13 +204,35 @@ mod tests {
         assert_eq!(answer(&mut order, 1), [2]);
     }
 
+    /// Runs a call in a thread of its own. The kernel forgets its number some time after join returns.
+    fn call_of_a_thread(order: &mut ReplyOrder, connections: &[u32]) {
+        let call = || {
+            call(order, connections);
+            gettid()
+        };
+        let tid = std::thread::scope(|scope| scope.spawn(call).join()).unwrap();
+        while is_alive(tid) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_thread_replaces_one_that_had_its_number() {
+        let mut order = ReplyOrder::default();
+        call(&mut order, &[1]);
+        let others = Pid::from_raw(gettid().as_raw_nonzero().get() + 1).unwrap();
+        order.make_place(this_thread() + 1, others);
+        assert_eq!(order.make_place(this_thread() + 2, gettid()), 1);
+        assert_eq!(order.threads.iter().map(|last| last.tid).collect::<Vec<_>>(), [others, gettid()]);
+    }
+
     #[test]
     fn what_threads_received_that_have_ended_is_forgotten() {
         let mut order = ReplyOrder::default();
         call(&mut order, &[1000, 1001]);
         let mut most = 0;
         for thread in 0..4 * FIRST_SEARCH as u32 {
-            std::thread::scope(|scope| scope.spawn(|| call(&mut order, &[thread])).join()).unwrap();
+            call_of_a_thread(&mut order, &[thread]);
             most = most.max(order.threads.len());
         }
         assert_eq!(most, FIRST_SEARCH);
@@ -222,9 +246,9 @@ mod tests {
     fn the_call_of_a_thread_that_has_ended_is_kept_while_it_is_the_youngest() {
         let mut order = ReplyOrder::default();
         for thread in 0..FIRST_SEARCH as u32 {
-            std::thread::scope(|scope| scope.spawn(|| call(&mut order, &[thread])).join()).unwrap();
+            call_of_a_thread(&mut order, &[thread]);
         }
-        let place = order.make_place(this_thread(), order.threads.len());
+        let place = order.make_place(this_thread(), gettid());
         assert_eq!((place, order.threads.len()), (1, 2));
         assert_eq!(order.threads[0].connections, [id(FIRST_SEARCH as u32 - 1)]);
     }

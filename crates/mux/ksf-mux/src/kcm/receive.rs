@@ -1,7 +1,7 @@
 //! Receiving: one message per call, or a piece of one.
 
 use std::collections::VecDeque;
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
@@ -152,17 +152,28 @@ impl KcmSocket {
     /// `splice`: up to `bytes_max` bytes of a message into a pipe or file. What is left of it is received or spliced
     /// next, whatever the type of the socket.
     pub fn splice(&self, to: impl AsFd, bytes_max: usize, flags: Flags) -> Result<usize, KcmSocketError> {
+        self.splice_with(bytes_max, flags, |bytes| Ok(rustix::io::write(&to, bytes)?))
+    }
+
+    /// [`Self::splice`] to a target that `write` writes to. The call holds no lock of this crate while `write` runs, which
+    /// so may wait, and returns the bytes taken.
+    pub fn splice_with(
+        &self,
+        bytes_max: usize,
+        flags: Flags,
+        write: impl FnOnce(&[u8]) -> io::Result<usize>,
+    ) -> Result<usize, KcmSocketError> {
         let mut receiving = self.front(Wait::new(flags, self.receive_timeout()))?;
         // The target may be slow: others need not wait for it.
         let Some(mut front) = receiving.held.pop_front() else { return Err(KcmSocketError::WouldBlock) };
         drop(receiving);
         let rest = &front.message[front.at..];
-        let written = rustix::io::write(to, &rest[..rest.len().min(bytes_max)]);
+        let written = write(&rest[..rest.len().min(bytes_max)]);
         let mut receiving = lock(&self.receiving);
         if written.is_ok() {
             front.is_read(&mut receiving.order, 0);
         }
-        front.at += written.unwrap_or(0);
+        front.at += *written.as_ref().unwrap_or(&0);
         if front.at == front.message.len() {
             drop(receiving);
             self.finished(front);
@@ -171,7 +182,7 @@ impl KcmSocket {
             drop(receiving);
             self.socket.announce();
         }
-        written.map_err(|errno| KcmSocketError::System(errno.into()))
+        written.map_err(KcmSocketError::System)
     }
 
     fn receive(
