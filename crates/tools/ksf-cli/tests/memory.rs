@@ -153,7 +153,7 @@ impl Attack<'_> {
         // What the kernel had taken is worked off, or waits: how long that takes is a matter of the machine.
         wait_until(format_args!("{}: the burst is over", self.name), || {
             look();
-            self.ask_once(&"in the burst") < Duration::from_millis(100)
+            self.ask_once(&"in the burst") < soon()
         });
         // On each shard, most likely, while all that the others sent is there.
         for _ in 0..8 * shards() {
@@ -201,7 +201,7 @@ fn work_takes_no_more_than_is_stated() {
             let folder = Folder::new();
             let file = folder.write(
                 "work.toml",
-                &format!(
+                format!(
                     "[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"{engine}\"\n{workers}\
                      listen = [\"tcp:127.0.0.1:0\"]\n[service.limits]\n{}",
                     limits_in_a_file()
