@@ -1,7 +1,8 @@
 /* A signal handler makes the calls on descriptors that POSIX allows there (signal-safety(7)), wherever it interrupts calls
  * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM.
  *
- * Usage: handlers WORK HANDLER. WORK names the calls of the main thread: descriptors, messages, sockets, events or memory.
+ * Usage: handlers WORK HANDLER. WORK names the calls of the main thread: descriptors, messages, waits, splice, sockets,
+ * events or memory.
  * HANDLER: restart installs the handler with SA_RESTART, end without.
  */
 #define _GNU_SOURCE
@@ -53,7 +54,11 @@
 
 static int mux, ends[2], program;
 static int first[2], second[2];
+/* Full when a splice begins; the handler empties it. */
+static int full[2];
 static atomic_int handled, done;
+/* The peer sends and reads only after a handler has run. */
+static int is_slow;
 
 static void report_and_exit(int line)
 {
@@ -161,8 +166,11 @@ static void use_options_and_the_rest(void)
 static void handle(int signal)
 {
 	int before = errno;
+	char bytes[LONG];
 
 	(void)signal;
+	while (read(full[0], bytes, sizeof(bytes)) > 0)
+		;
 	use_pipe_and_copies();
 	exchange_messages();
 	wait_for_nothing();
@@ -183,19 +191,27 @@ static void *interrupt(void *thread)
 	return NULL;
 }
 
-/* The peer: sends messages as long as they are taken, and reads all that comes. */
+/* The peer: sends messages as long as they are taken, and reads all that comes; a slow one sends one message, and reads less
+ * than is sent, after each run of the handler.
+ */
 static void *serve_peer(void *unused)
 {
 	char message[SHORT], bytes[1 << 16];
-	size_t sent = 0;
+	size_t sent = 0, most = is_slow ? 4 * LONG : sizeof(bytes);
+	int before = 0;
 
 	frame(message, SHORT);
 	while (!done) {
 		struct pollfd polled = { .fd = first[1], .events = POLLIN | POLLOUT };
 
+		if (is_slow && handled == before && !sent) {
+			sched_yield();
+			continue;
+		}
+		before = handled;
 		CHECK(poll(&polled, 1, 100) >= 0);
 		if (polled.revents & POLLIN)
-			CHECK(recv(first[1], bytes, sizeof(bytes), MSG_DONTWAIT) > 0);
+			CHECK(recv(first[1], bytes, most, MSG_DONTWAIT) > 0);
 		if (polled.revents & POLLOUT) {
 			ssize_t count = send(first[1], message + sent, SHORT - sent, MSG_DONTWAIT);
 
@@ -288,6 +304,30 @@ static void work_on_messages(void)
 	CHECK(is_usual(count) && (count < 0 || read(lent[0], received[0], LONG) == SHORT));
 }
 
+static void work_on_waits(void)
+{
+	char sent[LONG], received[LONG];
+
+	frame(sent, LONG);
+	for (int at = 0; at < 8; at++)
+		CHECK(is_usual(send(mux, sent, LONG, 0)));
+	CHECK(is_usual(recv(mux, received, LONG, 0)));
+}
+
+/* Ends only if the handler runs while it waits for room in the pipe. */
+static void work_on_splice(void)
+{
+	char bytes[LONG] = { 0 };
+	ssize_t count;
+
+	CHECK(fcntl(full[1], F_SETFL, O_NONBLOCK) == 0);
+	while (write(full[1], bytes, LONG) > 0)
+		;
+	CHECK(errno == EAGAIN && fcntl(full[1], F_SETFL, 0) == 0);
+	count = splice(mux, NULL, full[1], NULL, LONG, 0);
+	CHECK(count == SHORT || (count < 0 && errno == EINTR));
+}
+
 static void work_on_sockets(void)
 {
 	struct kcm_unattach unattach = { .fd = second[0] };
@@ -347,8 +387,9 @@ int main(int count, char **arguments)
 		const char *name;
 		void (*work)(void);
 	} all[] = {
-		{ "descriptors", work_on_descriptors }, { "messages", work_on_messages }, { "sockets", work_on_sockets },
-		{ "events", work_on_events }, { "memory", work_on_memory },
+		{ "descriptors", work_on_descriptors }, { "messages", work_on_messages }, { "waits", work_on_waits },
+		{ "splice", work_on_splice }, { "sockets", work_on_sockets }, { "events", work_on_events },
+		{ "memory", work_on_memory },
 	};
 	struct sigaction action = { .sa_handler = handle };
 	pthread_t self = pthread_self(), other, peer;
@@ -359,10 +400,12 @@ int main(int count, char **arguments)
 		if (!strcmp(all[at].name, arguments[1]))
 			work = all[at].work;
 	CHECK(work && (!strcmp(arguments[2], "restart") || !strcmp(arguments[2], "end")));
+	is_slow = work == work_on_waits;
 	action.sa_flags = arguments[2][0] == 'r' ? SA_RESTART : 0;
 
 	alarm(PATIENCE_S);
 	CHECK((mux = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED)) >= 0 && pipe(ends) == 0);
+	CHECK(pipe(full) == 0 && fcntl(full[0], F_SETFL, O_NONBLOCK) == 0);
 	load();
 	connect_pair(first);
 	connect_pair(second);

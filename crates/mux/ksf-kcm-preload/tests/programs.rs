@@ -107,6 +107,12 @@ fn handlers_interrupt_calls_on_descriptors() {
 #[test]
 fn handlers_interrupt_sending_receiving_and_splice() {
     handlers_interrupt("messages");
+    handlers_interrupt("splice");
+}
+
+#[test]
+fn handlers_interrupt_waits_for_messages_and_room() {
+    handlers_interrupt("waits");
 }
 
 #[test]
