@@ -111,7 +111,7 @@ fn handlers_interrupt_sending_receiving_and_splice() {
 }
 
 #[test]
-fn handlers_interrupt_waits_for_messages_and_room() {
+fn handlers_interrupt_waits_for_messages() {
     handlers_interrupt("waits");
 }
 
