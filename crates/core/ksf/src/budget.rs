@@ -25,6 +25,10 @@
 //! the order in which they came, also those of connections that owe nothing, until there is room. One of them at a time
 //! goes on without ([`Budget::next_to_proceed`]), and keeps this place until its peer has taken the reply.
 //!
+//! How long the response of a backend becomes is not known before. From half of the limit on what backends send is read
+//! 4 KiB at a time, and only while the client was sent all that came before, or there is room: a short response reaches
+//! its client, and a client that does not read keeps little.
+//!
 //! Passes alone would make everyone wait for each silent peer in turn. So while memory is short the shard also looks for
 //! peers that keep an unfinished message and have sent nothing for `pressure_timeout_ms`, with nothing of theirs left in
 //! the socket. It closes them, strangers first and then those with the most bytes, until half of the limit is free
@@ -63,6 +67,8 @@ pub struct Budget {
     /// What was left of the memory when that was too little for the one that tried to go on without a pass.
     too_little_bytes: usize,
     overfull: bool,
+    /// Backends are read a little at a time.
+    short_of_replies: bool,
 }
 
 /// A peer that keeps an unfinished message and sends nothing. In the order in which a shard closes them, the last one
@@ -258,6 +264,20 @@ impl Budget {
         let above = limit.saturating_add(if self.overfull { limit / 2 } else { limit });
         let overfull = self.input_bytes > above;
         mem::replace(&mut self.overfull, overfull) != overfull
+    }
+
+    /// True while what backends send is read a little at a time: how much that is no service can tell, so there is no
+    /// reply to wait for room for.
+    pub(crate) fn is_short_of_replies(&self) -> bool {
+        self.short_of_replies
+    }
+
+    /// Looks whether that is so, from half of the limit on until a quarter; the owner calls it once a turn. True if it
+    /// changed: the owner looks after all outgoing connections.
+    pub(crate) fn update_short_of_replies(&mut self, limits: &Limits) -> bool {
+        let above = limits.shard_bytes_max / if self.short_of_replies { 4 } else { 2 };
+        let short = self.reply_bytes + self.session_bytes > above;
+        mem::replace(&mut self.short_of_replies, short) != short
     }
 
     /// The next connection that may go on after it was not read for lack of memory: the owner calls

@@ -182,6 +182,22 @@ fn the_demo_server_takes_no_more_than_is_stated() {
 }
 
 #[test]
+fn the_proxy_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        let length = REPLY_BYTES.to_string();
+        let page =
+            Server::start(&["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0", "--body-bytes", &length], 1);
+        let backend = page.address(" tcp ").to_string();
+        let proxy = start(&["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0", "-x", &backend]);
+        let request = http("GET", "/").repeat(4);
+        let small = (http("HEAD", "/"), OK.to_vec());
+        Attack { name: format!("{engine}: proxy"), server: &proxy, request, small }.run();
+        proxy.stop();
+        page.stop();
+    }
+}
+
+#[test]
 fn echo_takes_no_more_than_is_stated() {
     for engine in engines() {
         for workers in [&[][..], &["--workers", "2"]] {

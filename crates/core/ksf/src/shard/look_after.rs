@@ -162,7 +162,11 @@ impl<E: Engine> Shard<E> {
         if let Some(reason) = outgoing.finished() {
             return self.finish(key.index, reason);
         }
-        let reading = if outgoing.reads() { Reading::On } else { Reading::Off };
+        let reading = match outgoing.reads() {
+            false => Reading::Off,
+            true if self.env.budget.is_short_of_replies() => Reading::Head,
+            true => Reading::On,
+        };
         if reading != conn.reading {
             self.env.stats.reads_paused.add(u64::from(reading == Reading::Off && !outgoing.saw_eof()));
             conn.reading = reading;

@@ -510,6 +510,11 @@ impl<E: Engine> Shard<E> {
         if self.env.budget.update_overfull(&self.env.limits) {
             self.overfull_changed();
         }
+        if self.env.budget.update_short_of_replies(&self.env.limits) {
+            for index in 0..self.places.len() as u32 {
+                let _ = self.outgoing(ConnKey { index, generation: self.places[index as usize].generation });
+            }
+        }
     }
 
     /// Lets replies go whose logs are durable far enough.
