@@ -6,14 +6,14 @@ use std::time::Instant;
 use ksf::Peer;
 use ksf::pool::Chunk;
 use ksf_fs::{Credential as Caller, Fs, Lane, Lanes, Owed};
-use ksf_proto::oncrpc::Credential;
+use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
 use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Origin, Ticket};
 use crate::exports::{Exports, Sender};
 use crate::procedure::Procedure;
-use crate::request::{Refusal, Request, status_of};
+use crate::request::{Refusal, Request, results_bytes_max, status_of};
 use crate::results::{Failed, Ran, ReadDone, committed, put_not_begun, read, run};
 use crate::status::Status;
 use crate::wire::{put_attr, put_status};
@@ -64,6 +64,15 @@ pub(crate) struct NfsProgram {
 }
 
 impl NfsProgram {
+    /// Most bytes that the reply to a message may have.
+    pub(crate) fn reply_bytes(&self, message: &[u8]) -> usize {
+        let Ok(call) = Call::parse(message) else { return 0 };
+        match Procedure::of(call.procedure).filter(|_| call.program == NFS_PROGRAM) {
+            Some(procedure) => results_bytes_max(procedure, call.args, self.core.transfer_bytes_max),
+            None => 0,
+        }
+    }
+
     /// Answers a call, or gives it to a lane.
     pub(crate) fn call(&self, origin: &mut Origin, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let started = Instant::now();

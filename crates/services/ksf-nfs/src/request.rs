@@ -309,15 +309,38 @@ impl Request {
 
     /// Bytes that its results have at most.
     pub(crate) fn results_bytes_max(&self) -> usize {
-        /// Two folders with their attributes before and after, or an object with its handle and its folder.
-        const FIXED_BYTES: usize = 512;
         let more = match self {
             Self::Read { count, .. } | Self::Readdir { count, .. } | Self::Readdirplus { count, .. } => *count as usize,
-            Self::Readlink { .. } => 4096,
+            Self::Readlink { .. } => LINK_BYTES_MAX,
             _ => 0,
         };
         FIXED_BYTES + more
     }
+}
+
+/// Two folders with their attributes before and after, or an object with its handle and its folder.
+const FIXED_BYTES: usize = 512;
+/// Longest target of a symbolic link that the kernel makes: PATH_MAX.
+const LINK_BYTES_MAX: usize = 4096;
+
+/// Bytes that the results of a call have at most, by its arguments as they came: what [`Request::results_bytes_max`] says
+/// of the request that they are, once it is bound. Takes no memory. 0 for arguments that cannot be read.
+pub(crate) fn results_bytes_max(procedure: Procedure, args: &[u8], transfer_bytes_max: u32) -> usize {
+    // Of 4 bytes each, between the handle and the number of bytes that is asked for.
+    let words_before = match procedure {
+        Procedure::Read => 2,
+        Procedure::Readdir => 4,
+        Procedure::Readdirplus => 5,
+        Procedure::Readlink => return FIXED_BYTES + LINK_BYTES_MAX,
+        _ => return FIXED_BYTES,
+    };
+    let mut r = XdrReader::new(args);
+    let mut count = || -> Result<u32, XdrError> {
+        r.opaque(HANDLE_LIMIT_BYTES)?;
+        (0..words_before).try_for_each(|_| r.u32().map(drop))?;
+        r.u32()
+    };
+    count().map_or(0, |count| FIXED_BYTES + count.min(transfer_bytes_max) as usize)
 }
 
 /// `stable_how`.
@@ -365,4 +388,30 @@ fn read_node(r: &mut XdrReader<'_>) -> Result<Option<(Node, SetAttr)>, XdrError>
 pub(crate) fn status_of(error: ksf_fs::FsError) -> Status {
     let kind: ErrorKind = error.kind();
     kind.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use ksf_proto::xdr::XdrWrite;
+
+    use super::*;
+
+    #[test]
+    fn the_length_of_results_is_read_from_raw_arguments() {
+        let args = |words: &[u32]| {
+            let mut args = Vec::new();
+            args.put_opaque(&[7; 29]);
+            words.iter().for_each(|word| args.put_u32(*word));
+            args
+        };
+        let bytes = |procedure, words: &[u32]| results_bytes_max(procedure, &args(words), 1 << 20);
+        assert_eq!(bytes(Procedure::Read, &[9, 9, 70_000]), FIXED_BYTES + 70_000);
+        assert_eq!(bytes(Procedure::Read, &[9, 9, u32::MAX]), FIXED_BYTES + (1 << 20));
+        assert_eq!(bytes(Procedure::Readdir, &[9, 9, 9, 9, 8192]), FIXED_BYTES + 8192);
+        assert_eq!(bytes(Procedure::Readdirplus, &[9, 9, 9, 9, 512, 8192]), FIXED_BYTES + 8192);
+        assert_eq!(bytes(Procedure::Readlink, &[]), FIXED_BYTES + LINK_BYTES_MAX);
+        assert_eq!(bytes(Procedure::Getattr, &[]), FIXED_BYTES);
+        assert_eq!(bytes(Procedure::Read, &[9, 9]), 0);
+        assert_eq!(results_bytes_max(Procedure::Read, &[0xff; 8], 1 << 20), 0);
+    }
 }

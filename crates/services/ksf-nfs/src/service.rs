@@ -67,6 +67,10 @@ impl Service for NfsService {
         });
     }
 
+    fn reply_bytes(&self, (): &mut (), _: &mut Origin, message: &[u8]) -> usize {
+        self.nfs.reply_bytes(message)
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.programs.counters()
     }

@@ -5,9 +5,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use ksf_proto::oncrpc::record::put_record;
+use ksf_proto::oncrpc::{CallHeader, NFS_PROGRAM, OpaqueAuth};
+use ksf_proto::xdr::XdrWrite as _;
 use ksf_test::stream::connect;
 use ksf_test::{rpc, wait_until};
 
+use crate::support::export::{Calls, Place, opaque};
 use crate::support::{Folder, Server, engines, ksf};
 
 const CONNECTIONS: usize = 1000;
@@ -248,6 +252,31 @@ fn rpc_takes_no_more_than_is_stated() {
             Attack { name: format!("{engine}: krpc2 {workers:?}"), server: &server, request, small }.run();
             server.stop();
         }
+    }
+}
+
+#[test]
+fn nfs_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        let place = Place::new();
+        std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
+        let server = place.start(engine, "", &LIMITS);
+        let address = server.address(" tcp ");
+        let calls = Calls(address);
+        let folder = calls.mount(place.export().to_str().unwrap());
+        let file = calls.lookup(&folder, "long").unwrap();
+        // READ: the offset in two words, then how much.
+        let args = [opaque(&file), rpc::words(&[0, 0, REPLY_BYTES as u32])].concat();
+        let mut read = Vec::new();
+        put_record(&mut read, |out| {
+            let (xid, procedure, credential) = (1, 6, OpaqueAuth::NONE);
+            CallHeader { xid, program: NFS_PROGRAM, version: 3, procedure, credential }.put(out);
+            out.put(&args);
+        });
+        let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
+        let small = (null, rpc::record(&rpc::accepted(1, &[0])));
+        Attack { name: format!("{engine}: nfs"), server: &server, request: read.repeat(4), small }.run();
+        server.stop();
     }
 }
 

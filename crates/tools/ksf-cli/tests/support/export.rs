@@ -152,7 +152,7 @@ impl Calls {
 }
 
 /// Bytes with their length before them.
-fn opaque(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn opaque(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     out.put_opaque(bytes);
     out
