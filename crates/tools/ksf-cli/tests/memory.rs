@@ -17,7 +17,6 @@ use crate::support::{Folder, Server, engines, ksf};
 const CONNECTIONS: usize = 1000;
 /// Longest reply of each service here.
 const REPLY_BYTES: usize = 1 << 20;
-/// Above what a shard must lose before it returns memory.
 const SHARD_BYTES_MAX: usize = 24 << 20;
 const ASSEMBLY_BYTES_MAX: usize = 8 << 20;
 const MESSAGE_BYTES_MAX: usize = (1 << 20) + 4096;
