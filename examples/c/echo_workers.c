@@ -3,9 +3,9 @@
  * An echo server: any of several worker threads answers the next message of any connection.
  *
  *   cc -o echo_workers echo_workers.c $(pkg-config --cflags --libs libksf) -pthread
- *   ./echo_workers [WORKERS [PORT]]     prints its port; ends with the end of its input
+ *   ./echo_workers [WORKERS [PORT [MIB]]]   prints its port; ends with the end of its input
  *
- * A message is its length as 32 bits in network order, not counting themselves, and so many bytes.
+ * MIB is the budget of all connections. A message is its length as 32 bits in network order, not counting themselves, and so many bytes.
  */
 #include <arpa/inet.h>
 #include <ksf.h>
@@ -71,6 +71,8 @@ int main(int argc, char **argv)
 	ksf_socket *first;
 
 	must(ksf_options_init(&options, sizeof(options)), "options");
+	if (argc > 3)
+		options.mux_bytes_max = (uint64_t)atoi(argv[3]) << 20;
 	must(ksf_open(&options, &first), "open");
 	for (int i = 0; i < workers; i++) {
 		ksf_socket *own;

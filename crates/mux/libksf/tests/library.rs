@@ -1,9 +1,13 @@
 //! libksf as a C program meets it: compiled, linked and run.
 
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use ksf_test::{Running, folder, own_network, repository, run};
+use ksf_test::stream::{connect, expect};
+use ksf_test::{Running, folder, own_network, repository, run, wait_until};
 
 thread_local! {
     /// The directory with the shared library, made of the archive that cargo built for these tests. Each test has its own:
@@ -127,6 +131,67 @@ fn the_examples_talk_to_each_other() {
     let out = run(program(&client).args([&port, "4", "2000"]));
     // Nobody reads slowly, so every connection has its share, to one.
     assert_eq!(out, "2000 replies: 500 500 500 500\n");
+    server.end_input();
+    assert!(server.wait().success());
+}
+
+/// Clients that send and do not read: the program stays below what docs/memory.md states, and others are answered.
+#[test]
+fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
+    own_network();
+    const CONNECTIONS: usize = 800;
+    const MESSAGE_BYTES: usize = 256 << 10;
+    const BUDGET_BYTES: usize = 16 << 20;
+    // Messages in part, eight that go on at each limit with their replies, slots of three workers, connections.
+    const BOUND_BYTES: usize =
+        BUDGET_BYTES + 2 * BUDGET_BYTES / 4 + 16 * 2 * MESSAGE_BYTES + 3 * 32 * (64 << 10) + CONNECTIONS * (16 << 10);
+    let server = compile("examples/c/echo_workers.c");
+    let mut server =
+        Running::start(program(&server).args(["3", "0", "16"]).stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let address: SocketAddr = format!("127.0.0.1:{}", server.out.line().trim()).parse().unwrap();
+    let frame = |body: &[u8]| [&(body.len() as u32).to_be_bytes()[..], body].concat();
+    let resident_bytes = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    };
+    let ask = || {
+        let mut client = connect(address);
+        let begin = Instant::now();
+        client.write_all(&frame(b"small")).unwrap();
+        expect(&mut client, &frame(b"small"));
+        begin.elapsed()
+    };
+    ask();
+    let idle_bytes = resident_bytes();
+    let look = || {
+        let bytes = resident_bytes().saturating_sub(idle_bytes);
+        assert!(bytes <= BOUND_BYTES + BOUND_BYTES / 4, "{bytes} bytes of {BOUND_BYTES}");
+    };
+    let request = frame(&vec![b'x'; MESSAGE_BYTES]).repeat(4);
+    let mut peers: Vec<(TcpStream, usize)> = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let peer = connect(address);
+        peer.set_nonblocking(true).unwrap();
+        peers.push((peer, 0));
+        // The last ones once more, which could send no more before.
+        for (peer, sent) in peers.iter_mut().rev().take(8) {
+            while let Ok(bytes @ 1..) = peer.write(&request[*sent..]) {
+                *sent += bytes;
+            }
+        }
+        look();
+    }
+    // What the kernel had taken is worked off, or waits.
+    wait_until("the burst is over", || {
+        look();
+        ask() < Duration::from_millis(100)
+    });
+    for _ in 0..16 {
+        let took = ask();
+        assert!(took < Duration::from_secs(1), "a small request took {took:?}");
+        look();
+    }
     server.end_input();
     assert!(server.wait().success());
 }
