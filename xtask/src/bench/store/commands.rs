@@ -29,6 +29,9 @@ const OVERWRITE_SECONDS_MAX: f64 = 2.0;
 /// Commands of redis-benchmark for each second wanted, about what Redis does.
 const BENCHMARK_PER_S: f64 = 150_000.0;
 
+/// Fewest commands of redis-benchmark, which counts milliseconds: with 100 it has taken none, and says "inf" for the rate.
+const BENCHMARK_COUNT_MIN: u64 = 10_000;
+
 /// Beyond the length of the load.
 const SLACK: Duration = Duration::from_secs(60);
 
@@ -83,7 +86,7 @@ impl Meter<'_> {
 
         if matches!(contestant, Contestant::RedisBenchmark | Contestant::StoreBenchmark) {
             let wanted = seconds.map_or(warm_up_count, |seconds| (seconds * BENCHMARK_PER_S) as u64);
-            let mut command = load.benchmark(wanted);
+            let mut command = load.benchmark(wanted.max(BENCHMARK_COUNT_MIN));
             sample.client_command = without_port(&display(&command), port);
             let text = output(&mut command, SLACK)?;
             let rate = benchmark_rate(&text).with_context(|| format!("redis-benchmark printed:\n{text}"))?;
@@ -198,7 +201,7 @@ impl Load<'_> {
 /// "SET","93896.71","0.499",...: name, commands per second, and latencies.
 fn benchmark_rate(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("\"SET\",\""))?;
-    line.split('"').next()?.parse().ok().filter(|rate| *rate > 0.0)
+    line.split('"').next()?.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite())
 }
 
 /// What the client found, with every reply checked.
@@ -255,6 +258,7 @@ mod tests {
         let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"93896.71\",\"0.499\"\n";
         assert_eq!(benchmark_rate(text), Some(93896.71));
         assert_eq!(benchmark_rate("\"GET\",\"1.0\"\n"), None);
+        assert_eq!(benchmark_rate("\"SET\",\"inf\",\"0.0\"\n"), None, "it took no millisecond");
     }
 
     /// What is read was written by the warm-up, and what is written anew, too; the measured run fills nothing.
