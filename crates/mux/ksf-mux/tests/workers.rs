@@ -252,7 +252,8 @@ fn what_a_peer_is_owed_that_does_not_read_is_bounded() {
     let frame_bytes = LONG_BYTES + 4;
     // What the out-queue may have, and what workers write before they look again; what is in work as announced.
     let at_once = limits.out_queue_bytes_max + WORKERS * ((64 << 10) + frame_bytes);
-    let later = limits.connection_bytes_max + WORKERS * LONG_BYTES + COUNT * 4;
+    // A batch counts in full until all of it is sent, also a reply of it that has left.
+    let later = limits.connection_bytes_max + (WORKERS + 1) * frame_bytes + COUNT * 4;
     for (letter, bound) in [(b"g", at_once), (b"G", later)] {
         own_network();
         let service = Scripted::new(Order::Free, 1);
