@@ -251,9 +251,10 @@ fn what_a_peer_is_owed_that_does_not_read_is_bounded() {
     let limits = Limits::default();
     let frame_bytes = LONG_BYTES + 4;
     // What the out-queue may have, and what workers write before they look again; what is in work as announced.
-    let at_once = limits.out_queue_bytes_max + WORKERS * ((64 << 10) + frame_bytes);
-    // A batch counts in full until all of it is sent, also a reply of it that has left.
-    let later = limits.connection_bytes_max + (WORKERS + 1) * frame_bytes + COUNT * 4;
+    let ahead = WORKERS * ((64 << 10) + frame_bytes);
+    let at_once = limits.out_queue_bytes_max + ahead;
+    // A batch counts until all of it is sent: then there is room for many, which workers begin as fast as they can.
+    let later = limits.connection_bytes_max + ahead + COUNT * 4;
     for (letter, bound) in [(b"g", at_once), (b"G", later)] {
         own_network();
         let service = Scripted::new(Order::Free, 1);
