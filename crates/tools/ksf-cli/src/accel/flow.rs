@@ -195,8 +195,7 @@ fn trial_text(trial: &Trial, to: SocketAddr) -> String {
 }
 
 fn show(iface: &str, steering: &Steering, connects: Option<&ConnectPrograms>, json: bool) -> Result<(), Failure> {
-    let frames = steering.counters().map_err(failure)?;
-    let targets = steering.targets().map_err(failure)?;
+    let (frames, targets) = counted(steering)?;
     let connections = connects.map(ConnectPrograms::counters).transpose().map_err(failure)?;
     let text = if json {
         json_line(&CountersDocument {
@@ -211,6 +210,26 @@ fn show(iface: &str, steering: &Steering, connects: Option<&ConnectPrograms>, js
         counters_text(&frames, &targets, connections.as_deref().unwrap_or_default())
     };
     print(text.as_bytes())
+}
+
+/// CPUs, and the frames that went to each.
+type Targets = Vec<(usize, u64)>;
+
+/// Frames by what became of them and by the CPU they went to, of one moment: what comes between the two is counted in both. Where
+/// frames never stop, those of the last try.
+fn counted(steering: &Steering) -> Result<(Vec<Counter>, Targets), Failure> {
+    const TRIES: usize = 16;
+    let mut frames = steering.counters().map_err(failure)?;
+    let mut targets = Targets::new();
+    for _ in 0..TRIES {
+        targets = steering.targets().map_err(failure)?;
+        let now = steering.counters().map_err(failure)?;
+        if now == frames {
+            break;
+        }
+        frames = now;
+    }
+    Ok((frames, targets))
 }
 
 /// Counters that are not zero, with the CPUs that counted.
