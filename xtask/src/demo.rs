@@ -166,14 +166,13 @@ impl Demo {
         let listen = format!("{transport}:127.0.0.1:{port}");
         let mut command = Command::new(&self.ksf);
         command.args([service, "--listen", &listen, "--engine", engine]);
-        let before = (engine == "kernel").then(|| self.watch.before()).transpose()?;
         let server = Server::start(service, &mut command, Ready::Lines(1, "ready"), START_TIMEOUT)?;
         self.pids.push(server.pid());
 
         let one = self.load(combination, port, 1)?;
         let many = self.load(combination, port, IN_FLIGHT)?;
-        if let Some(before) = before {
-            self.watch.note(&before)?;
+        if engine == "kernel" {
+            self.watch.note(server.pid())?;
         }
         server.stop()?;
         Ok(row([service, transport, combination.needs()], &one, &many))

@@ -1,8 +1,9 @@
-//! Proof that nothing stays behind: eBPF programs and maps, XDP on lo, processes.
+//! Proof that nothing stays behind: processes, and the eBPF programs and maps that they had, attached to lo or not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,13 +17,11 @@ const TOOL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The kernel frees programs and maps some moments after their last user is gone (RCU, work queue).
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// All our programs and maps are named like this; others on the machine come and go as they like.
-const NAME_PREFIX: &str = "ksf";
-/// They list what is loaded, and what is attached to lo (iproute2).
-const TOOLS: [&str; 2] = ["bpftool", "ip"];
+/// Lists what is loaded.
+const TOOL: &str = "bpftool";
 
-/// What servers of the kernel engine have in the kernel while they run. Other servers with such objects may come and
-/// go beside them.
+/// What servers of the kernel engine have in the kernel while they run: by the descriptors of the processes, so
+/// that other servers with such objects may come and go beside them.
 #[derive(Debug)]
 pub(crate) enum Watch {
     /// Nothing can be listed.
@@ -32,36 +31,33 @@ pub(crate) enum Watch {
         /// Whether a server of the kernel engine ran, so that there was something to list.
         kernel_ran: bool,
     },
-    /// "prog 12 ksf_verdict" and the like, of all servers so far; `None`: no server of the kernel engine ran.
-    Sees { ours: Option<BTreeSet<String>> },
+    /// Of all servers so far; `None`: no server of the kernel engine ran.
+    Sees { ours: Option<BTreeSet<Object>> },
 }
+
+/// A program or a map: "prog" or "map", and its number, which the kernel does not use again.
+type Object = (&'static str, u64);
 
 impl Watch {
     pub(crate) fn new() -> Watch {
-        let missing = missing_tools(&env::var_os("PATH").unwrap_or_default());
         if !rustix::process::geteuid().is_root() {
             Watch::Blind { why: "only root may list it".into(), kernel_ran: false }
-        } else if !missing.is_empty() {
-            let why = format!("{} is missing; run scripts/setup.sh", missing.join(", "));
-            Watch::Blind { why, kernel_ran: false }
+        } else if !is_in(&env::var_os("PATH").unwrap_or_default()) {
+            Watch::Blind { why: format!("{TOOL} is missing; run scripts/setup.sh"), kernel_ran: false }
         } else {
             Watch::Sees { ours: None }
         }
     }
 
-    /// What is there before a server of the kernel engine starts, to be given to [`Watch::note`].
-    pub(crate) fn before(&self) -> Result<BTreeSet<String>> {
-        match self {
-            Watch::Blind { .. } => Ok(BTreeSet::new()),
-            Watch::Sees { .. } => objects(),
-        }
-    }
-
-    /// Takes what appeared since `before` for the server's, which runs.
-    pub(crate) fn note(&mut self, before: &BTreeSet<String>) -> Result<()> {
+    /// Takes down what the server has, which runs.
+    pub(crate) fn note(&mut self, pid: u32) -> Result<()> {
         match self {
             Watch::Blind { kernel_ran, .. } => *kernel_ran = true,
-            Watch::Sees { ours } => ours.get_or_insert_default().extend(objects()?.difference(before).cloned()),
+            Watch::Sees { ours } => {
+                let held = held_by(pid)?;
+                let maps = maps_of(&held, &listed("prog")?);
+                ours.get_or_insert_default().extend(held.into_iter().chain(maps));
+            }
         }
         Ok(())
     }
@@ -101,47 +97,62 @@ impl Watch {
     }
 }
 
-fn both(ours: &BTreeSet<String>, now: &BTreeSet<String>) -> Vec<String> {
-    ours.intersection(now).cloned().collect()
+/// Those of `ours` that are still there, with their names. A program that is attached is there.
+fn both(ours: &BTreeSet<Object>, now: &BTreeMap<Object, String>) -> Vec<String> {
+    let named = |object: &Object| now.get(object).map(|name| format!("{} {} {name}", object.0, object.1));
+    ours.iter().filter_map(named).collect()
 }
 
-/// The tools that are in none of these folders.
-fn missing_tools(path: &OsStr) -> Vec<&'static str> {
-    let is_there = |tool: &str| env::split_paths(path).any(|folder| folder.join(tool).is_file());
-    TOOLS.into_iter().filter(|tool| !is_there(tool)).collect()
+fn is_in(path: &OsStr) -> bool {
+    env::split_paths(path).any(|folder| folder.join(TOOL).is_file())
 }
 
-/// All programs and maps of servers of ours that there are now, and the XDP program on lo.
-fn objects() -> Result<BTreeSet<String>> {
-    let mut objects = BTreeSet::new();
-    for kind in ["prog", "map"] {
-        let listed = json(Command::new("bpftool").args(["-j", kind, "show"]))?;
-        objects.extend(named_objects(kind, &listed));
-    }
-    let links = json(Command::new("ip").args(["-j", "link", "show", "lo"]))?;
-    objects.extend(xdp_on(&links).map(|program| format!("XDP on lo: {program}")));
-    Ok(objects)
+/// All programs and maps that there are now, and their names.
+fn objects() -> Result<BTreeMap<Object, String>> {
+    Ok(named("prog", &listed("prog")?).chain(named("map", &listed("map")?)).collect())
 }
 
-fn json(command: &mut Command) -> Result<Value> {
-    let text = output(command, TOOL_TIMEOUT)?;
+fn listed(kind: &str) -> Result<Value> {
+    let command = &mut Command::new(TOOL);
+    let text = output(command.args(["-j", kind, "show"]), TOOL_TIMEOUT)?;
     serde_json::from_str(&text).with_context(|| format!("{command:?} did not print JSON"))
 }
 
-fn named_objects(kind: &str, listed: &Value) -> Vec<String> {
+fn named(kind: &'static str, listed: &Value) -> impl Iterator<Item = (Object, String)> {
     let objects = listed.as_array().map(Vec::as_slice).unwrap_or_default();
-    objects
-        .iter()
-        .filter_map(|object| {
-            let name = object["name"].as_str()?;
-            name.starts_with(NAME_PREFIX).then(|| format!("{kind} {} {name}", object["id"]))
-        })
-        .collect()
+    let name = |object: &Value| object["name"].as_str().unwrap_or_default().to_owned();
+    objects.iter().filter_map(move |object| Some(((kind, object["id"].as_u64()?), name(object))))
 }
 
-fn xdp_on(links: &Value) -> Option<String> {
-    let xdp = &links[0]["xdp"];
-    (!xdp.is_null()).then(|| xdp["prog"].to_string())
+/// Programs and maps that the process has open: `/proc/PID/fdinfo` has their numbers (Linux 4.13).
+fn held_by(pid: u32) -> Result<BTreeSet<Object>> {
+    let folder = format!("/proc/{pid}/fdinfo");
+    let mut held = BTreeSet::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("listing {folder}"))? {
+        // A descriptor that was closed meanwhile is no fault.
+        held.extend(numbers(&fs::read_to_string(entry?.path()).unwrap_or_default()));
+    }
+    Ok(held)
+}
+
+fn numbers(info: &str) -> impl Iterator<Item = Object> {
+    info.lines().filter_map(|line| {
+        let (key, number) = line.split_once(':')?;
+        let kind = match key {
+            "prog_id" => "prog",
+            "map_id" => "map",
+            _ => return None,
+        };
+        Some((kind, number.trim().parse().ok()?))
+    })
+}
+
+/// The maps of these programs, which the process may have closed.
+fn maps_of(ours: &BTreeSet<Object>, programs: &Value) -> Vec<Object> {
+    let programs = programs.as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_ours = |program: &&Value| program["id"].as_u64().is_some_and(|id| ours.contains(&("prog", id)));
+    let maps = programs.iter().filter(is_ours).filter_map(|program| program["map_ids"].as_array()).flatten();
+    maps.filter_map(Value::as_u64).map(|id| ("map", id)).collect()
 }
 
 #[cfg(test)]
@@ -150,32 +161,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_our_objects_count() {
-        let listed = json!([
-            { "id": 3, "type": "sk_skb", "name": "ksf_verdict" },
-            { "id": 4, "type": "xdp", "name": "somebody" },
-            { "id": 5, "type": "xdp" },
-        ]);
-        assert_eq!(named_objects("prog", &listed), ["prog 3 ksf_verdict"]);
-        assert!(named_objects("prog", &json!({ "error": "no" })).is_empty());
-    }
+    fn only_what_the_server_had_is_left_behind() {
+        let info = "pos:\t0\nflags:\t02000002\nprog_type:\t6\nprog_id:\t3\n";
+        let mut ours: BTreeSet<_> = numbers(info).chain(numbers("map_type:\t1\nmap_id:\t8\n")).collect();
+        assert_eq!(ours, BTreeSet::from([("map", 8), ("prog", 3)]));
 
-    #[test]
-    fn xdp_is_seen_on_the_link() {
-        let with = json!([{ "ifname": "lo", "xdp": { "mode": 2, "prog": { "id": 9 } } }]);
-        assert_eq!(xdp_on(&with).unwrap(), r#"{"id":9}"#);
-        assert_eq!(xdp_on(&json!([{ "ifname": "lo" }])), None);
-    }
-
-    fn set(objects: &[&str]) -> BTreeSet<String> {
-        objects.iter().map(|object| (*object).to_owned()).collect()
-    }
-
-    #[test]
-    fn only_what_appeared_while_a_server_ran_is_left_behind() {
-        let ours = set(&["map 8 ksf_stats", "XDP on lo: 9"]);
-        assert!(both(&ours, &set(&["prog 3 ksf_verdict", "map 12 ksf_stats"])).is_empty());
-        assert_eq!(both(&ours, &set(&["prog 3 ksf_verdict", "map 8 ksf_stats"])), ["map 8 ksf_stats"]);
+        let programs = json!([{ "id": 3, "name": "ksf_verdict", "map_ids": [8, 9] }, { "id": 4, "map_ids": [12] }]);
+        ours.extend(maps_of(&ours, &programs));
+        let now = |maps: &Value| named("map", maps).collect();
+        let theirs = json!([{ "id": 12, "name": "ksf_stats" }, { "id": 3 }]);
+        assert!(both(&ours, &now(&theirs)).is_empty());
+        let both = both(&ours, &now(&json!([{ "id": 12 }, { "id": 9, "name": "ksf_slots" }, { "id": 8 }])));
+        assert_eq!(both, ["map 8 ", "map 9 ksf_slots"]);
+        assert_eq!(named("prog", &programs).count(), 2);
+        assert_eq!(named("prog", &json!({ "error": "no" })).count(), 0);
     }
 
     #[test]
@@ -184,15 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn missing_tools_are_named_and_are_no_failure() {
+    fn a_missing_tool_is_named_and_is_no_failure() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(missing_tools(folder.path().as_os_str()), TOOLS);
-        std::fs::write(folder.path().join("ip"), "").unwrap();
-        assert_eq!(missing_tools(folder.path().as_os_str()), ["bpftool"]);
+        assert!(!is_in(folder.path().as_os_str()));
+        std::fs::write(folder.path().join(TOOL), "").unwrap();
+        assert!(is_in(folder.path().as_os_str()));
         let mut watch = Watch::Blind { why: "bpftool is missing".into(), kernel_ran: false };
         assert_eq!(watch.check(&[]).unwrap(), "left behind: nothing (no process; no kernel engine ran)");
-        let before = watch.before().unwrap();
-        watch.note(&before).unwrap();
+        watch.note(std::process::id()).unwrap();
         assert_eq!(watch.check(&[]).unwrap(), "left behind: no process; eBPF was not looked at: bpftool is missing");
     }
 
