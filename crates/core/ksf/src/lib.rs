@@ -23,6 +23,7 @@ pub mod error;
 pub mod files;
 pub mod framing;
 pub mod gates;
+pub mod give_back;
 pub mod limits;
 pub mod listener;
 pub mod logged;

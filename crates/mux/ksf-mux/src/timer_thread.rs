@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use ksf::give_back::{self, GiveBack};
 use ksf::limits::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
@@ -186,6 +187,7 @@ impl TimerThread {
     pub(crate) fn run(shared: &Shared) {
         let timer = &shared.timer;
         let mut quiet = QUIET_CHECKS;
+        let mut memory = Memory::default();
         let mut list = timer.lock();
         while !list.stop {
             let mut conns = std::mem::take(&mut list.conns);
@@ -212,6 +214,7 @@ impl TimerThread {
             if quiet < QUIET_CHECKS {
                 soonest = soonest.into_iter().chain([TICK]).min();
             }
+            soonest = soonest.into_iter().chain(memory.look(shared, now())).min();
             list = timer.lock();
             // Behind those that were put on it meanwhile, which are few.
             list.conns.append(&mut conns);
@@ -250,6 +253,30 @@ impl TimerThread {
         }
         list.conns.clear();
         list.lingering.clear();
+    }
+}
+
+/// Memory of the multiplexor, seen each time that the thread wakes: it is awake while there are messages in part or replies
+/// that wait.
+#[derive(Debug, Default)]
+struct Memory {
+    most_bytes: usize,
+    give_back: GiveBack,
+}
+
+impl Memory {
+    /// Returns memory to the machine after a burst, and says within what time it must be looked at again, if at all.
+    fn look(&mut self, shared: &Shared, now: Time) -> Option<Duration> {
+        let bytes = shared.memory() + shared.input_bytes.load(Ordering::SeqCst);
+        self.most_bytes = self.most_bytes.max(bytes);
+        let limits = shared.limits();
+        if self.give_back.take(self.most_bytes, bytes, &limits, now) {
+            shared.buffers.free_kept();
+            give_back::trim();
+            self.most_bytes = bytes;
+        }
+        let at = self.give_back.due(self.most_bytes, bytes, &limits)?;
+        Some(at.since(now).max(TIMEOUT_TICK))
     }
 }
 

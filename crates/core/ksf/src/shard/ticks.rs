@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use super::assisted::Look;
 use super::stream::Stream;
-use super::{Draining, Phase, Shard, give_back};
+use super::{Draining, Phase, Shard};
 use crate::engine::{Engine, Reading};
 use crate::error::CloseReason;
+use crate::give_back;
 use crate::limits::{Time, earlier};
 use crate::service::ConnKey;
 
@@ -32,7 +33,8 @@ impl<E: Engine> Shard<E> {
         if self.env.budget.is_short() {
             self.next_tick = self.next_tick.min(self.silent_look);
         }
-        if let Some(at) = self.give_back.due(&self.env.budget, &self.env.limits) {
+        let (most_bytes, bytes) = (self.env.budget.most_bytes(), self.env.budget.bytes());
+        if let Some(at) = self.give_back.due(most_bytes, bytes, &self.env.limits) {
             self.next_tick = self.next_tick.min(at);
         }
         if self.next_tick < NEVER && self.timer_set.is_none_or(|set| set > self.next_tick) {
@@ -94,7 +96,9 @@ impl<E: Engine> Shard<E> {
             self.silent_look = now.plus_ms((self.env.limits.pressure_timeout_ms / 4).max(1));
             self.close_silent();
         }
-        if self.give_back.take(&mut self.env.budget, &self.env.limits, now) {
+        let (most_bytes, bytes) = (self.env.budget.most_bytes(), self.env.budget.bytes());
+        if self.give_back.take(most_bytes, bytes, &self.env.limits, now) {
+            self.env.budget.forget_most();
             self.env.buffers.free_kept();
             self.env.spares.free_beyond(0);
             give_back::trim();
