@@ -47,12 +47,11 @@
 /* A program that does not end in this time never will. */
 #define PATIENCE_S 300
 #endif
-#define ROUNDS 1000
 #define SHORT 8
 /* Longer than the blocks that malloc keeps for each thread without a lock. */
 #define LONG 4096
 
-static int mux, ends[2], program;
+static int mux, ends[2], program, rounds;
 static int first[2], second[2];
 /* Full when a splice begins; the handler empties it. */
 static int full[2];
@@ -394,7 +393,8 @@ int main(int count, char **arguments)
 	pthread_t self = pthread_self(), other, peer;
 	void (*work)(void) = NULL;
 
-	CHECK(count == 3);
+	CHECK(count == 4);
+	rounds = atoi(arguments[3]);
 	for (size_t at = 0; at < sizeof(all) / sizeof(all[0]); at++)
 		if (!strcmp(all[at].name, arguments[1]))
 			work = all[at].work;
@@ -412,7 +412,7 @@ int main(int count, char **arguments)
 	CHECK(pthread_create(&peer, NULL, serve_peer, NULL) == 0);
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	CHECK(pthread_create(&other, NULL, interrupt, &self) == 0);
-	for (int round = 0; round < ROUNDS || handled < ROUNDS; round++)
+	for (int round = 0; round < rounds || handled < rounds; round++)
 		work();
 	done = 1;
 	CHECK(pthread_join(other, NULL) == 0 && pthread_join(peer, NULL) == 0);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_test::compile::cc;
-use ksf_test::{Folder, own_network, repository, root_or_skip, run, skip};
+use ksf_test::{Folder, effort, own_network, repository, root_or_skip, run, skip};
 
 /// Compiles a program into a folder that any user may read, beside the library.
 struct Compiled {
@@ -94,8 +94,9 @@ fn forks_under_load() {
 fn handlers_interrupt(work: &str) {
     own_network();
     let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/handlers.c", &["-O1"]);
+    let rounds = effort(200, 1000).to_string();
     for handler in ["restart", "end"] {
-        run(program.preloaded().args([work, handler]));
+        run(program.preloaded().args([work, handler, &rounds]));
     }
 }
 
