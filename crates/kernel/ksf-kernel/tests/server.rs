@@ -120,8 +120,11 @@ fn a_slow_reader_misses_nothing() {
                 let mut sender = client.try_clone().unwrap();
                 let mut got = Vec::with_capacity(message.len());
                 thread::scope(|scope| {
+                    let rig = &rig;
                     let sender = scope.spawn(move || {
-                        quickly.chunks(PIECE).for_each(|piece| send_all(&mut sender, piece));
+                        for piece in quickly.chunks(PIECE) {
+                            sender.write_all(piece).unwrap_or_else(|error| panic!("{error}: {}", rig.state()));
+                        }
                         sender.shutdown(Shutdown::Write).unwrap();
                     });
                     // A server that has many slots free may have it all in its out-queue before it pauses.
