@@ -186,8 +186,8 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Most bytes that the reply to a message may have. The shard asks before it hands the message over while it owes more
-    /// than half of `shard_bytes_max`; a message whose reply may be long then waits until there is room. 0 by default, so a
-    /// service whose replies can be much longer than its requests answers this.
+    /// than half of `shard_bytes_max`; a worker of a multiplexor asks before each call. A message whose reply may be long then
+    /// waits until there is room. 0 by default, so a service whose replies can be much longer than its requests answers this.
     fn reply_bytes(&self, shard: &mut Self::Shard, conn: &mut Self::Conn, message: &[u8]) -> usize {
         let _ = (shard, conn, message);
         0

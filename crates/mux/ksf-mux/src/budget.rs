@@ -10,6 +10,7 @@
 //! | its out-queue's limit | the same; and a message that answers none in work is refused |
 //! | the multiplexor's budget | the same for connections that use some of it, until their own share is gone |
 //! | | others go on with short messages, and a few at a time with long ones (`mux/pressure.rs`) |
+//! | | requests with long replies of services wait for room, but for one (`mux/reply_room.rs`) |
 //! | the memory for messages in part | those that have one are not read, but for a few at a time (`mux/pressure.rs`) |
 //!
 //! So at each limit a message in work and its reply come on top, and nothing waits for itself: replies go when the peer

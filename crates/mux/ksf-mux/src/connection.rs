@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::combining_lock::CombiningLock;
 use crate::error::ConnectionError;
 use crate::input::{Input, InputRoom};
-use crate::mux::{ConnectionId, Pressure, Shared};
+use crate::mux::{ConnectionId, Pressure, ReplyTurn, Shared};
 use crate::options::MessageFraming;
 use crate::out_queue::{OutQueue, SendProgress};
 use crate::scheduler::{OrderedQueue, Parked, Source};
@@ -37,7 +37,7 @@ pub(crate) struct Connection {
     pub(crate) waiting_messages: AtomicUsize,
     /// Memory for what has not arrived in full.
     pub(crate) unfinished_bytes: AtomicUsize,
-    /// What answers that come later will need, as far as that is known.
+    /// What replies in work and answers that come later will need, as far as that is known.
     pub(crate) reserved_bytes: AtomicUsize,
     /// What one of them is assumed to need: the longest so far.
     expected_bytes: AtomicUsize,
@@ -49,6 +49,8 @@ pub(crate) struct Connection {
     pub(crate) pressure: Pressure,
     /// The same where there is no room for its messages and their replies.
     pub(crate) room: Pressure,
+    /// Whether its next message waits for room for its reply.
+    pub(crate) reply_turn: ReplyTurn,
     pub(crate) input_at: AtomicU64,
     /// Something is queued that was not tried to send yet.
     pub(crate) corked: AtomicBool,
@@ -137,6 +139,7 @@ impl Connection {
             hangup: AtomicBool::new(false),
             pressure: Pressure::default(),
             room: Pressure::default(),
+            reply_turn: ReplyTurn::default(),
             input_at: AtomicU64::new(0),
             corked: AtomicBool::new(false),
             corked_seen: AtomicBool::new(false),
@@ -183,7 +186,7 @@ impl Connection {
     }
 
     /// Bytes its peer is owed: replies that are queued, and what answers that come later will need.
-    fn owed_bytes(&self) -> usize {
+    pub(crate) fn owed_bytes(&self) -> usize {
         self.out_queue.bytes() + self.reserved_bytes.load(Ordering::SeqCst)
     }
 
@@ -233,8 +236,13 @@ impl Connection {
 
     /// Counts what answers that come later will need.
     pub(crate) fn reserve(&self, bytes: usize) {
-        self.reserved_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.mux.memory.fetch_add(bytes, Ordering::SeqCst);
+        self.reserve_counted(bytes);
+    }
+
+    /// The same for bytes that the multiplexor's sum has already.
+    pub(crate) fn reserve_counted(&self, bytes: usize) {
+        self.reserved_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
     /// An answer has come, of which `bytes` were counted. `length`: its own.
@@ -242,6 +250,11 @@ impl Connection {
         self.expected_bytes.fetch_max(length, Ordering::Relaxed);
         self.reserved_bytes.fetch_sub(bytes, Ordering::SeqCst);
         self.mux.memory.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
+    /// True if nothing that is queued for it will be sent.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.detached.load(Ordering::SeqCst) || self.out_queue.has_failed()
     }
 
     /// True when nothing of it is left to do.
@@ -278,12 +291,17 @@ impl Source for Arc<Connection> {
     }
 
     fn is_throttled(&self) -> bool {
+        if self.reply_turn.waits() {
+            return true;
+        }
         let owed = self.owed_bytes();
         if owed == 0 {
             return false;
         }
         let budget = self.budget();
-        self.out_queue.bytes() >= budget.out_queue_bytes_max || owed >= budget.bytes_max || self.mux.is_full()
+        self.out_queue.bytes() >= budget.out_queue_bytes_max
+            || owed >= budget.bytes_max
+            || self.mux.is_full() && !self.reply_turn.has_grant()
     }
 
     fn parked(&self) -> &Parked<MessageBatch> {

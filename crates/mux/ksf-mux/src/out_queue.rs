@@ -140,6 +140,11 @@ impl<T: Transmit> OutQueue<T> {
         self.sender.lock().socket.clone()
     }
 
+    /// True if nothing is sent any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
     /// True while TCP has no room.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::SeqCst)

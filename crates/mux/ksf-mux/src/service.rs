@@ -16,17 +16,18 @@ use ksf::adopt::{self, Adopted, Adopter, Place};
 use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
-use ksf::pool::{Memory, Pool};
-use ksf::service::{CallOutcome, ConnKey, call_outside};
+use ksf::pool::{Chunk, Memory, Pool};
+use ksf::service::{CallOutcome, ConnKey, EXPECTED_REPLY_BYTES, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Profile, WorkerService};
 
+use crate::batch::MessageBatch;
 use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{ConnectionError, RecvError, StartError};
 use crate::lease::Grant;
 use crate::mux::{HELD_BYTES_MAX, Mux};
 use crate::options::{Classify, MuxOptions};
-use crate::scheduler::Source as _;
+use crate::scheduler::{Source as _, Taken};
 use crate::socket::{InPlaceBatch, Message, Replies};
 use crate::sync::Arc;
 
@@ -302,20 +303,33 @@ impl<S: WorkerService> Worker<S> {
         while socket.grant_more(batch, &mut self.replies, &mut self.grant) {
             let mut begun = Begun::default();
             while !closed && end.is_none() {
-                match self.call(socket, batch, served.peer, conn.id, &mut state, &mut begun) {
-                    Called::Answered => break,
+                let (called, reserved_bytes) = self.call(socket, batch, served.peer, conn.id, &mut state, &mut begun);
+                let is_deferred = matches!(called, Called::Deferred { .. });
+                match called {
+                    Called::Answered => {}
+                    Called::NoRoom { message } => {
+                        // In front of those behind it; taken again when the connection is throttled no longer.
+                        let (source, message) = (Arc::clone(conn), MessageBatch::one(message));
+                        let taken = Taken { source, message, class: batch.class, more: false };
+                        conn.mux.wake(conn.mux.scheduler.give_back(std::iter::once(taken)));
+                    }
                     Called::Deferred { place, outcome } => {
                         // Before any of its later answers.
                         socket.answer(batch, &mut self.replies);
                         later += 1;
                         later_bytes += place.len();
                         self.pending.expect(self.ticket, Message::of_batch(batch, place), outcome);
-                        if conn.is_throttled() {
-                            break;
-                        }
                     }
                     Called::Closed => end = Some(ConnectionError::ClosedByService),
                     Called::Panicked => end = Some(ConnectionError::WorkerPanicked),
+                }
+                if reserved_bytes > 0 {
+                    // The reply counts in the queue, or as deferred, before its reservation ends.
+                    socket.answer(batch, &mut self.replies);
+                    conn.unreserve(reserved_bytes, 0);
+                }
+                if !is_deferred || conn.is_throttled() {
+                    break;
                 }
             }
             if closed || end.is_some() {
@@ -337,7 +351,8 @@ impl<S: WorkerService> Worker<S> {
         socket.done_in_place(batch, messages - later, bytes - later_bytes);
     }
 
-    /// Calls the service with one message of the grant after the other, until one is not simply answered.
+    /// Calls the service with one message of the grant after the other, until one is not simply answered. Also returns the bytes
+    /// that are reserved for the reply to the last one.
     fn call(
         &mut self,
         socket: &crate::MessageSocket,
@@ -346,10 +361,11 @@ impl<S: WorkerService> Worker<S> {
         key: ConnKey,
         state: &mut S::Conn,
         begun: &mut Begun,
-    ) -> Called {
+    ) -> (Called, usize) {
         let before = begun.messages;
         // Where the replies to the last message begin.
         let mut mark = 0;
+        let mut reserved_bytes = 0;
         let Self { service, pending, env, replies, ticket, grant, .. } = self;
         let called = catch_unwind(AssertUnwindSafe(|| {
             while let Some(place) = grant.next(|| socket.kept()) {
@@ -359,12 +375,22 @@ impl<S: WorkerService> Worker<S> {
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
                 let message = ksf::Message::of_chunk(&batch.chunk, place.clone(), peer, key);
+                let reply_bytes = service.reply_bytes(&mut (), state, message.bytes());
+                if reply_bytes > EXPECTED_REPLY_BYTES {
+                    if !batch.source.mux.reserve_reply(&batch.source, reply_bytes) {
+                        begun.remove(place.len());
+                        return Called::NoRoom { message: message.keep() };
+                    }
+                    reserved_bytes = reply_bytes;
+                }
                 let expected = batch.source.expected_bytes();
                 let outcome = call_outside(&**service, state, &message, *ticket, expected, &mut replies.output, env);
                 replies.messages += u64::from(replies.output.len() > mark);
                 match outcome {
                     // What it wrote is looked after before it is called again.
-                    CallOutcome { deferred: 0, close: false, .. } if replies.output.len() >= HELD_BYTES_MAX => {
+                    CallOutcome { deferred: 0, close: false, .. }
+                        if reserved_bytes > 0 || replies.output.len() >= HELD_BYTES_MAX =>
+                    {
                         return Called::Answered;
                     }
                     CallOutcome { deferred: 0, close: false, .. } => {}
@@ -375,13 +401,14 @@ impl<S: WorkerService> Worker<S> {
             Called::Answered
         }));
         self.env.stats.messages.add((begun.messages - before) as u64);
-        called.unwrap_or_else(|_| {
+        let called = called.unwrap_or_else(|_| {
             self.env.stats.tasks_panicked.add(1);
             self.pending.forget(self.ticket);
             // Not what it wrote before.
             self.replies.output.truncate(mark);
             Called::Panicked
-        })
+        });
+        (called, reserved_bytes)
     }
 }
 
@@ -398,12 +425,21 @@ impl Begun {
         self.messages += 1;
         self.bytes += place.len();
     }
+
+    fn remove(&mut self, bytes: usize) {
+        self.messages -= 1;
+        self.bytes -= bytes;
+    }
 }
 
 /// Why a worker stopped to call the service.
 enum Called {
     /// It has no more messages, or wrote so much that others have to look after it first.
     Answered,
+    /// There is no room for the reply to this message, which the service did not see.
+    NoRoom {
+        message: Chunk,
+    },
     /// Some of the last message's answers come later.
     Deferred {
         place: Range<usize>,

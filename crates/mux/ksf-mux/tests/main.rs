@@ -4,6 +4,7 @@ mod bad_input;
 mod common;
 mod kcm;
 mod keeping;
+mod long_replies;
 mod mux;
 mod pressure;
 mod workers;

@@ -8,6 +8,7 @@
 mod ending;
 mod pressure;
 mod receiving;
+mod reply_room;
 mod sending;
 mod table;
 mod waiting;
@@ -37,6 +38,7 @@ use crate::wait_set::WaitSet;
 
 pub(crate) use pressure::{Pressure, Shortage};
 pub(crate) use receiving::{Receiver, WorkerCx};
+pub(crate) use reply_room::{ReplyRoom, ReplyTurn};
 pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
 use waiting::SIGNAL;
@@ -82,6 +84,8 @@ pub(crate) struct Shared {
     passes: Mutex<Passes>,
     /// Which are read although there is no room for their messages.
     room_passes: Mutex<Passes>,
+    /// Which wait for room for a reply.
+    reply_room: ReplyRoom,
     /// Memory for messages that are put together.
     pub(crate) buffers: Buffers,
     /// Bytes in all out-queues.
@@ -152,6 +156,7 @@ impl Mux {
             input_bytes: AtomicUsize::new(0),
             passes: Mutex::default(),
             room_passes: Mutex::default(),
+            reply_room: ReplyRoom::default(),
             buffers: Buffers::default(),
             queued_bytes: Arc::default(),
             reports: Mutex::default(),

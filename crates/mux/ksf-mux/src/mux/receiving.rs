@@ -196,6 +196,7 @@ impl Shared {
     /// Goes on with a connection that used less of its budget meanwhile: reads it, and hands its messages over.
     pub(crate) fn resume(&self, conn: &Arc<Connection>) {
         self.return_room(conn);
+        self.return_reply_room(conn);
         if !conn.parked().is_empty() && !conn.is_throttled() {
             self.wake(self.scheduler.unpark(conn));
         }
