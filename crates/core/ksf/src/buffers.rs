@@ -25,6 +25,7 @@ use std::{fmt, slice};
 use crossbeam_queue::ArrayQueue;
 
 use self::memory::Memory;
+use crate::limits::Limits;
 
 /// Alignment of every buffer: a page, and the largest logical block of common disks (O_DIRECT, open(2)).
 pub const ALIGN_BYTES: usize = 4096;
@@ -37,7 +38,7 @@ pub const CLASS_BYTES_MAX: usize = 4 << 20;
 
 const CLASSES: usize = (CLASS_BYTES_MAX / CLASS_BYTES_MIN).ilog2() as usize + 1;
 
-/// Free memory that one class keeps, by default; at least four buffers of the largest classes.
+/// Free memory that one class keeps, by default; the largest one keeps four buffers, 16 MiB.
 pub const KEEP_BYTES_PER_CLASS: usize = 8 << 20;
 
 /// A source of buffers, shared by all threads that hold a clone.
@@ -69,10 +70,22 @@ impl Default for Buffers {
 }
 
 impl Buffers {
-    /// Classes that keep up to `keep_bytes_per_class` bytes each in free buffers, and at least four buffers.
+    /// Classes that keep up to `keep_bytes_per_class` bytes each in free buffers; twice that for up to four buffers, and one
+    /// buffer in any case.
     pub fn new(keep_bytes_per_class: usize) -> Self {
-        let queue = |class: usize| ArrayQueue::new((keep_bytes_per_class / (CLASS_BYTES_MIN << class)).max(4));
+        let queue = |class: usize| {
+            let bytes = CLASS_BYTES_MIN << class;
+            let (within, twice) = (keep_bytes_per_class / bytes, 2 * keep_bytes_per_class / bytes);
+            ArrayQueue::new(within.max(twice.min(4)).max(1))
+        };
         Self(Arc::new(Classes { free: std::array::from_fn(queue) }))
+    }
+
+    /// Classes that keep up to a thirty-second of the limits together, and no more than by default: what is kept counts for none of
+    /// them.
+    pub fn within(limits: &Limits) -> Self {
+        let bytes = limits.shard_bytes_max.saturating_add(limits.assembly_bytes_max);
+        Self::new(KEEP_BYTES_PER_CLASS.min(bytes / 32))
     }
 
     /// An empty buffer with room for at least `bytes` bytes.
@@ -360,11 +373,27 @@ mod tests {
         let buffers = Buffers::new(0);
         let taken: Vec<_> = (0..10).map(|_| buffers.take(1)).collect();
         drop(taken);
-        assert_eq!(buffers.kept(), 4);
+        assert_eq!(buffers.kept(), 1);
         drop(buffers.take(CLASS_BYTES_MAX + 1));
-        assert_eq!(buffers.kept(), 4);
+        assert_eq!(buffers.kept(), 1);
         buffers.free_kept();
         assert_eq!(buffers.kept(), 0);
+    }
+
+    #[test]
+    fn small_limits_keep_little() {
+        let kept_bytes = |limits: &Limits, bytes_max: usize| {
+            let buffers = Buffers::within(limits);
+            let lengths = || (0..CLASSES).map(|class| CLASS_BYTES_MIN << class).filter(|bytes| *bytes <= bytes_max);
+            for bytes in lengths() {
+                drop((0..(16 << 20) / bytes).map(|_| buffers.take(bytes)).collect::<Vec<_>>());
+            }
+            lengths().enumerate().map(|(class, bytes)| buffers.0.free[class].len() * bytes).sum::<usize>()
+        };
+        let small = Limits { shard_bytes_max: 4 << 20, assembly_bytes_max: 4 << 20, ..Limits::default() };
+        assert!(kept_bytes(&small, 128 << 10) <= 6 * (512 << 10));
+        assert!(kept_bytes(&small, CLASS_BYTES_MAX) <= 12 << 20);
+        assert_eq!(kept_bytes(&Limits::default(), CLASS_BYTES_MAX), 10 * KEEP_BYTES_PER_CLASS + (16 << 20));
     }
 
     #[test]

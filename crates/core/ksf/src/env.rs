@@ -80,11 +80,11 @@ impl Env {
     pub fn new(limits: Limits, pool: Pool) -> std::io::Result<Self> {
         Ok(Self {
             now: Time::default(),
+            spares: Spares::within(limits.shard_bytes_max),
             limits: limits.into(),
             stats: Arc::default(),
             pool,
             live: Vec::new(),
-            spares: Spares::default(),
             spare_held: Boxes::default(),
             spare_asides: Boxes::default(),
             buffers: Buffers::default(),

@@ -702,14 +702,22 @@ impl SendBatch {
 }
 
 /// Buffers to use again, so that a connection without replies holds none and one with replies allocates none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Spares {
     small: Vec<Vec<u8>>,
     small_bytes: usize,
+    small_bytes_max: usize,
     /// Buffers above [`Spares::SMALL_BYTES_MAX`], for batches that outgrow a small one.
     large: Vec<Vec<u8>>,
     large_bytes: usize,
+    large_bytes_max: usize,
     fronts: Boxes<Front, FRONTS_MAX>,
+}
+
+impl Default for Spares {
+    fn default() -> Self {
+        Self::within(usize::MAX)
+    }
 }
 
 impl Spares {
@@ -725,6 +733,20 @@ impl Spares {
     const LARGE_BYTES_MAX: usize = 32 << 20;
     /// Pieces in a list that is kept: a longer one is given back, too.
     const PIECES_MAX: usize = 256;
+
+    /// Keeps at most a sixteenth of `shard_bytes_max` in small buffers, and an eighth in large ones: what is kept does not count
+    /// among the replies. By default, and with the default limit, that is 16 MiB and 32 MiB.
+    pub(crate) fn within(shard_bytes_max: usize) -> Self {
+        Self {
+            small: Vec::new(),
+            small_bytes: 0,
+            small_bytes_max: Self::ALL_SMALL_BYTES_MAX.min(shard_bytes_max / 16),
+            large: Vec::new(),
+            large_bytes: 0,
+            large_bytes_max: Self::LARGE_BYTES_MAX.min(shard_bytes_max / 8),
+            fronts: Boxes::default(),
+        }
+    }
 
     /// Small buffers, and lists of pieces, that other threads find for their answers.
     const REFILL_COUNT: usize = 32;
@@ -799,13 +821,13 @@ impl Spares {
         let capacity = buffer.capacity();
         buffer.clear();
         if capacity > Self::SMALL_BYTES_MAX {
-            if capacity <= Self::BYTES_MAX && self.large_bytes + capacity <= Self::LARGE_BYTES_MAX {
+            if capacity <= Self::BYTES_MAX && self.large_bytes + capacity <= self.large_bytes_max {
                 self.large_bytes += capacity;
                 self.large.push(buffer);
             }
         } else if capacity >= Self::BYTES_MIN
             && self.small.len() < Self::COUNT_MAX
-            && self.small_bytes + capacity <= Self::ALL_SMALL_BYTES_MAX
+            && self.small_bytes + capacity <= self.small_bytes_max
         {
             self.small_bytes += capacity;
             self.small.push(buffer);
@@ -819,7 +841,10 @@ mod tests {
 
     use super::*;
     use crate::buffers::Buffers;
+    use crate::env::Env;
     use crate::files::File;
+    use crate::limits::Limits;
+    use crate::pool::{Memory, Pool};
     use crate::service::Pieces;
 
     fn bytes(batch: &SendBatch) -> Vec<u8> {
@@ -980,6 +1005,18 @@ mod tests {
         assert!(spares.large_bytes <= Spares::LARGE_BYTES_MAX && spares.large.len() > 16);
         spares.give(Vec::with_capacity(64 << 20));
         assert!(spares.large.iter().all(|buffer| buffer.capacity() <= Spares::BYTES_MAX));
+    }
+
+    /// A reply of each length, one after the other, leaves buffers of all lengths behind.
+    #[test]
+    fn a_shard_with_small_limits_keeps_few_buffers() {
+        let limits = Limits { shard_bytes_max: 4 << 20, ..Limits::default() };
+        let mut spares = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 1).unwrap()).unwrap().spares;
+        for kib in 4..4096 {
+            spares.give(Vec::with_capacity(kib << 10));
+        }
+        let kept: usize = spares.small.iter().chain(&spares.large).map(Vec::capacity).sum();
+        assert!(kept > 256 << 10 && kept <= 768 << 10, "{kept} bytes");
     }
 
     #[test]

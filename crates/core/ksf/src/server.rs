@@ -220,7 +220,7 @@ impl Builder {
             adopters,
             shards: Vec::new(),
             tasks,
-            buffers: Buffers::default(),
+            buffers: Buffers::within(&self.limits),
             gates: Gates::new(),
             mailboxes: Arc::default(),
             connections: Arc::new(OpenConnections::new(listener_limits.len())),
