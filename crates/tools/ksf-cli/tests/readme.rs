@@ -25,12 +25,13 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 8] = [
+const SERVERS: [&str; 9] = [
     "ksf kecho",
     "kecho",
     "ksf krpc2",
     "ksf serve",
     "ksf nfs --export",
+    "ksf store",
     "ksf run",
     "make run",
     "ksf accel flow attach",
@@ -394,10 +395,11 @@ impl Terminal<'_> {
         if let Some(running) = self.foreground.take() {
             running.end(Signal::INT);
         }
-        if let Some(number) = line.strip_prefix("kill %") {
+        for (kill, signal) in [("kill %", Signal::TERM), ("kill -9 %", Signal::KILL)] {
+            let Some(number) = line.strip_prefix(kill) else { continue };
             let number: usize = number.parse().unwrap_or_else(|_| panic!("`{line}`: the number of a job"));
             let job = self.jobs.get_mut(number - 1).and_then(Option::take);
-            job.unwrap_or_else(|| panic!("`{line}`: there is no such job")).end(Signal::TERM);
+            job.unwrap_or_else(|| panic!("`{line}`: there is no such job")).end(signal);
             return String::new();
         }
         let (command, in_background) = match line.strip_suffix('&') {
@@ -478,8 +480,12 @@ impl Served {
         });
     }
 
-    /// Sends the signal that ends it, which must be an orderly end.
+    /// Sends the signal that ends it, which must be an orderly end unless it kills.
     fn end(mut self, signal: Signal) {
+        if signal == Signal::KILL {
+            // Dropped, a program is killed, and waited for.
+            return;
+        }
         if self.news.is_some() {
             kill_process_group(Pid::from_raw(self.program.pid() as i32).unwrap(), signal).unwrap();
             self.hears("STOPPING=1");
