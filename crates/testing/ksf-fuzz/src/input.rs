@@ -23,6 +23,14 @@ impl<'a> Choices<'a> {
         }
     }
 
+    /// Up to 255 bytes, as many as the next byte says.
+    pub(crate) fn bytes(&mut self) -> &'a [u8] {
+        let length = usize::from(self.byte()).min(self.rest.len());
+        let (bytes, rest) = self.rest.split_at(length);
+        self.rest = rest;
+        bytes
+    }
+
     /// One of the framings that [`Framing::validate`] accepts.
     pub(crate) fn framing(&mut self) -> Framing {
         loop {

@@ -12,6 +12,7 @@
 
 mod http1;
 mod input;
+mod nfs;
 mod programs;
 mod rdb;
 mod store;
@@ -19,6 +20,7 @@ mod stream;
 mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
+pub use nfs::{nfs_arguments, nfs_calls};
 pub use programs::{framing_object, framing_program};
 pub use rdb::rdb;
 pub use store::{resp, store_log, store_requests};
@@ -29,7 +31,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 19] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -38,6 +40,8 @@ pub const TARGETS: [Target; 17] = [
     ("http1_message", http1_message),
     ("http1_page", http1_page),
     ("http1_proxy", http1_proxy),
+    ("nfs_arguments", nfs_arguments),
+    ("nfs_calls", nfs_calls),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
     ("rdb", rdb),

@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use ksf_fuzz::TARGETS;
+use ksf_fuzz::{TARGETS, nfs_calls};
+use ksf_test::{Random, effort};
 
 /// Mutants of each corpus file. Always the same ones: a finding can be repeated.
 const MUTANTS: u32 = 300;
@@ -69,6 +70,16 @@ fn mutants_of_the_corpora() {
                 check(&mutant(bytes, other, seed));
             }
         }
+    }
+}
+
+/// Sequences of calls that no corpus has.
+#[test]
+fn random_calls_of_nfs() {
+    let mut random = Random::of_test(28);
+    for _ in 0..effort(5_000, 500_000) {
+        let length = random.within(8..=400);
+        nfs_calls(&(0..length).map(|_| random.bits() as u8).collect::<Vec<_>>());
     }
 }
 
