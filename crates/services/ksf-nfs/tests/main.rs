@@ -2,5 +2,6 @@
 
 mod coherence;
 mod common;
+mod large_folder;
 mod procedures;
 mod server;
