@@ -3,5 +3,6 @@
 mod coherence;
 mod common;
 mod large_folder;
+mod media;
 mod procedures;
 mod server;

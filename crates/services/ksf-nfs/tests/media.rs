@@ -1,0 +1,316 @@
+//! A medium that is full, read-only or broken: a small ext4 on a loop device, in a mount namespace of the test.
+//!
+//! Quotas are not tried: they take a kernel with a format of them (CONFIG_QFMT_V2), which is no part of every kernel.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::{Client, OK, Place, Serving, handle, made, mode, named, read_args, write_args};
+use ksf::engine::EngineKind;
+use ksf_nfs::ExportSettings;
+use ksf_proto::xdr::{XdrReader, XdrWrite};
+use ksf_test::rpc::words;
+use ksf_test::{own_run_or_skip, program_or_skip, skip, succeeds, wait_until};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+const IO: u32 = 5;
+const NOSPC: u32 = 28;
+const ROFS: u32 = 30;
+
+const UNSTABLE: u32 = 0;
+const FILE_SYNC: u32 = 2;
+
+const IMAGE_BYTES: u64 = 16 << 20;
+/// Where the file system of the test is mounted.
+const DISK: &str = "/run/disk";
+const BLOCK: usize = 4096;
+
+/// Runs a test on a thread that may mount what it likes, if there are loop devices.
+fn with_mounts(test: impl FnOnce() + Send) {
+    let inside = || {
+        let Some(()) = own_run_or_skip("a file system of its own") else { return };
+        let Some(_) = program_or_skip("mkfs.ext4") else { return };
+        if !Path::new("/dev/loop-control").exists() {
+            return skip("needs loop devices");
+        }
+        test();
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// A file system in an image.
+struct Disk {
+    image: String,
+}
+
+impl Disk {
+    /// In a tmpfs that has 2 MiB more than the image.
+    fn new() -> Self {
+        fs::create_dir("/run/media").unwrap();
+        succeeds(&["mount", "-t", "tmpfs", "-o", "size=18m", "tmpfs", "/run/media"]);
+        let image = "/run/media/image";
+        File::create(image).unwrap().set_len(IMAGE_BYTES).unwrap();
+        let disk = Self::of(image.to_owned());
+        // mkfs leaves holes, which would be those that a test makes.
+        succeeds(&["fallocate", "-l", &IMAGE_BYTES.to_string(), image]);
+        disk.mount();
+        disk
+    }
+
+    fn of(image: String) -> Self {
+        succeeds(&["mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-b", "4096", "-m", "0", "-N", "64", &image]);
+        fs::create_dir(DISK).unwrap();
+        Self { image }
+    }
+
+    fn mount(&self) {
+        succeeds(&["mount", "-o", "loop,nodiscard", &self.image, DISK]);
+    }
+
+    /// Drops all that is in memory alone.
+    fn mount_again(&self) {
+        // A server that was stopped may have a file open for a moment more.
+        wait_until("nothing holds the disk", || Command::new("umount").arg(DISK).output().unwrap().status.success());
+        self.mount();
+    }
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(DISK).join("export").join(name)
+}
+
+/// Serves a folder of the disk.
+fn serve(place: &Place) -> Serving {
+    fs::create_dir_all(data("")).unwrap();
+    place.serve_all(EngineKind::Epoll, vec![ExportSettings { path: data(""), ..place.export() }])
+}
+
+/// What a WRITE came to: the bytes and the verifier, or the status of its failure.
+fn write(client: &mut Client, file: &[u8], offset: u64, stable: u32, bytes: &[u8]) -> Result<(u32, u64), u32> {
+    let (status, rest) = client.nfs(7, &write_args(file, offset, stable, bytes));
+    let tail = rest.get(rest.len().wrapping_sub(16)..).filter(|_| status == OK).ok_or(status)?;
+    let mut r = XdrReader::new(tail);
+    let (count, committed) = (r.u32().unwrap(), r.u32().unwrap());
+    assert!(committed >= stable, "less stable than asked for");
+    Ok((count, r.u64().unwrap()))
+}
+
+fn commit(client: &mut Client, file: &[u8]) -> Result<u64, u32> {
+    let (status, rest) = client.nfs(21, &read_args(file, 0, 0));
+    if status == OK { Ok(u64::from_be_bytes(*rest.last_chunk().unwrap())) } else { Err(status) }
+}
+
+fn read(client: &mut Client, file: &[u8], count: u32) -> Vec<u8> {
+    let rest = client.done(6, &read_args(file, 0, count));
+    let at = rest.len() - (count as usize).next_multiple_of(4);
+    rest[at..][..count as usize].to_vec()
+}
+
+fn create(client: &mut Client, dir: &[u8], name: &str) -> u32 {
+    client.nfs(8, &[named(dir, name), words(&[1]), mode(0o644)].concat()).0
+}
+
+/// Writes to a file until nothing more has room.
+fn fill(path: &str) {
+    let mut file = File::create(path).unwrap();
+    while file.write_all(&[1; BLOCK]).is_ok() {}
+}
+
+#[test]
+fn a_full_disk_is_told_and_loses_nothing() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let [mine, large] = ["mine", "large"].map(|name| client.create(&root, name));
+        write(&mut client, &mine, 0, FILE_SYNC, &[b'a'; BLOCK]).unwrap();
+        let (_, verifier) = write(&mut client, &mine, 0, UNSTABLE, &[b'b'; BLOCK]).unwrap();
+        // WRITE: as much as there is room for, then the status.
+        let mut end = 0;
+        let status = loop {
+            assert!(end < IMAGE_BYTES, "the disk has no end");
+            match write(&mut client, &large, end, UNSTABLE, &[b'l'; 16 * BLOCK]) {
+                Ok((count, _)) => end += u64::from(count),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!((status, end > IMAGE_BYTES / 4), (NOSPC, true), "{end} bytes");
+        assert_eq!(write(&mut client, &large, end, FILE_SYNC, &[b'l'; 16 * BLOCK]), Err(NOSPC));
+        // CREATE and MKDIR, when folder and table of inodes have no room either.
+        let long = "n".repeat(250);
+        let statuses = (0..1000).map(|number| create(&mut client, &root, &format!("{number}{long}")));
+        assert_eq!(statuses.skip_while(|status| *status == OK).next(), Some(NOSPC));
+        assert_eq!(client.nfs(9, &[named(&root, "folder"), mode(0o755)].concat()).0, NOSPC);
+        // What was accepted is kept, also what is accepted now, and nobody has to write again.
+        write(&mut client, &mine, 0, UNSTABLE, &[b'c'; 9]).unwrap();
+        assert_eq!(commit(&mut client, &mine), Ok(verifier));
+        assert_eq!(commit(&mut client, &large), Ok(verifier));
+        assert_eq!(serving.nfs.fs_counters().write_back_failures, 0);
+        assert_eq!(read(&mut client, &mine, 10), b"cccccccccb");
+        // With room again all goes on.
+        let kept = client.create_free(&root, &large);
+        write(&mut client, &kept, 0, FILE_SYNC, &[b'k'; BLOCK]).unwrap();
+        serving.stop();
+        disk.mount_again();
+        let mut expected = vec![b'b'; BLOCK];
+        expected[..9].fill(b'c');
+        assert_eq!(fs::read(data("mine")).unwrap(), expected);
+        assert_eq!(fs::read(data("kept")).unwrap(), [b'k'; BLOCK]);
+    });
+}
+
+impl Client {
+    /// Removes the file that fills the disk, and makes another one.
+    fn create_free(&mut self, root: &[u8], large: &[u8]) -> Vec<u8> {
+        self.done(12, &named(root, "large"));
+        assert_eq!(self.nfs(1, &handle(large)).0, 70, "it is gone");
+        // Its inode may be the only free one.
+        made(&self.done(8, &[named(root, "kept"), words(&[0]), mode(0o644)].concat()))
+    }
+}
+
+/// The blocks of one file fail when they are written, as on a thin volume that has no more room, and nothing else does.
+#[test]
+fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let [bad, good, seen] = ["bad", "good", "seen"].map(|name| client.create(&root, name));
+        let marked: Vec<u8> = (0..16 * BLOCK).map(|at| if at % 2 == 0 { 0xa5 } else { (at / BLOCK) as u8 }).collect();
+        write(&mut client, &bad, 0, FILE_SYNC, &marked).unwrap();
+        write(&mut client, &good, 0, FILE_SYNC, &[b'g'; BLOCK]).unwrap();
+        write(&mut client, &seen, 0, FILE_SYNC, &[b's'; BLOCK]).unwrap();
+        let image = fs::read(&disk.image).unwrap();
+        let mut holes = 0;
+        for at in (0..image.len()).step_by(BLOCK) {
+            if marked.chunks(BLOCK).any(|block| *block == image[at..][..BLOCK]) {
+                succeeds(&["fallocate", "-p", "-o", &at.to_string(), "-l", &BLOCK.to_string(), &disk.image]);
+                holes += 1;
+            }
+        }
+        assert_eq!(holes, 16);
+        fill("/run/media/fill");
+
+        let (_, before) = write(&mut client, &bad, 0, UNSTABLE, &[b'B'; 16 * BLOCK]).unwrap();
+        assert_eq!(write(&mut client, &good, 0, UNSTABLE, b"G"), Ok((1, before)));
+        let status = commit(&mut client, &bad).unwrap_err();
+        assert!([IO, NOSPC].contains(&status), "{status}");
+        // Who has written another file sends it again, and then it is there.
+        let after = commit(&mut client, &good).unwrap();
+        assert_ne!(after, before);
+        assert_eq!(write(&mut client, &good, 0, UNSTABLE, b"G"), Ok((1, after)));
+        assert_eq!(commit(&mut client, &good), Ok(after));
+        // A stable write that fails is not acknowledged, and is a loss, too.
+        let status = write(&mut client, &bad, 0, FILE_SYNC, &[b'B'; 16 * BLOCK]).unwrap_err();
+        assert!([IO, NOSPC].contains(&status), "{status}");
+        let last = commit(&mut client, &good).unwrap();
+        assert!(last != after && last != before);
+        // Others are served as ever.
+        assert_eq!(read(&mut client, &seen, 3), b"sss");
+        write(&mut client, &seen, 0, FILE_SYNC, b"S").unwrap();
+        assert_eq!(create(&mut client, &root, "new"), OK);
+        client.done(1, &handle(&bad));
+        // The medium has room again.
+        fs::remove_file("/run/media/fill").unwrap();
+        assert_eq!(write(&mut client, &bad, 0, UNSTABLE, &[b'C'; 16 * BLOCK]), Ok((16 * BLOCK as u32, last)));
+        assert_eq!(commit(&mut client, &bad), Ok(last));
+        serving.stop();
+        disk.mount_again();
+        assert_eq!(fs::read(data("bad")).unwrap(), [b'C'; 16 * BLOCK]);
+        for (name, first, rest) in [("good", b'G', b'g'), ("seen", b'S', b's')] {
+            let content = fs::read(data(name)).unwrap();
+            assert!(content[0] == first && content[1..] == [rest; BLOCK - 1], "{name}");
+        }
+        assert!(data("new").exists());
+    });
+}
+
+/// From some moment on no block can be written.
+#[test]
+fn a_medium_that_takes_nothing_more_is_told_and_other_exports_go_on() {
+    with_mounts(|| {
+        let image = memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&image, IMAGE_BYTES).unwrap();
+        let disk = Disk::of(format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd()));
+        disk.mount();
+        fs::create_dir_all(data("")).unwrap();
+        let place = Place::new();
+        let exports = vec![ExportSettings { path: data(""), ..place.export() }, place.export()];
+        let serving = place.serve_all(EngineKind::Epoll, exports);
+        let mut client = serving.client();
+        let (root, other_root) = (client.mnt(&data("")).unwrap(), client.mnt(&place.path("")).unwrap());
+        let [safe, lost] = ["safe", "lost"].map(|name| client.create(&root, name));
+        let other = client.create(&other_root, "other");
+        write(&mut client, &safe, 0, FILE_SYNC, b"safe").unwrap();
+        let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
+        let (_, of_other) = write(&mut client, &other, 0, UNSTABLE, b"other").unwrap();
+        fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
+
+        assert_eq!(commit(&mut client, &lost), Err(IO));
+        // Nothing is acknowledged that is not on the medium.
+        let stable = write(&mut client, &lost, 0, FILE_SYNC, b"again").unwrap_err();
+        let created = create(&mut client, &root, "new");
+        let removed = client.nfs(12, &named(&root, "safe")).0;
+        for status in [stable, created, removed] {
+            assert!([IO, ROFS].contains(&status), "{status}");
+        }
+        if let Ok((_, verifier)) = write(&mut client, &lost, 0, UNSTABLE, b"again") {
+            assert_ne!(verifier, before);
+        }
+        // What is in memory is served, and another export has lost nothing.
+        client.done(1, &handle(&root));
+        assert_eq!(read(&mut client, &other, 5), b"other");
+        assert_eq!(commit(&mut client, &other), Ok(of_other));
+        assert_eq!(create(&mut client, &other_root, "new"), OK);
+        serving.stop();
+    });
+}
+
+#[test]
+fn a_file_system_that_becomes_read_only_is_told_and_read() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let file = client.create(&root, "file");
+        made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
+        let (_, verifier) = write(&mut client, &file, 0, UNSTABLE, b"text").unwrap();
+        // A file that is open for writing would stand in the way.
+        commit(&mut client, &file).unwrap();
+        succeeds(&["mount", "-o", "remount,ro", DISK]);
+        let new = named(&root, "new");
+        let mut symlink = [new.clone(), mode(0o777)].concat();
+        symlink.put_opaque(b"target");
+        for (procedure, args) in [
+            (2, [handle(&file), mode(0o600), words(&[0])].concat()),
+            (7, write_args(&file, 0, UNSTABLE, b"more")),
+            (7, write_args(&file, 0, FILE_SYNC, b"more")),
+            (8, [new.clone(), words(&[0]), mode(0o644)].concat()),
+            (8, [new.clone(), words(&[2, 1, 2])].concat()),
+            (9, [new.clone(), mode(0o755)].concat()),
+            (10, symlink),
+            (11, [new.clone(), words(&[7]), mode(0o644)].concat()),
+            (12, named(&root, "file")),
+            (13, named(&root, "folder")),
+            (14, [named(&root, "file"), new.clone()].concat()),
+            (15, [handle(&file), new.clone()].concat()),
+        ] {
+            assert_eq!(client.nfs(procedure, &args).0, ROFS, "procedure {procedure}");
+        }
+        assert_eq!(read(&mut client, &file, 4), b"text");
+        assert_eq!(client.lookup(&root, "file"), file);
+        assert_eq!(commit(&mut client, &file), Ok(verifier));
+        succeeds(&["mount", "-o", "remount,rw", DISK]);
+        assert_eq!(write(&mut client, &file, 0, FILE_SYNC, b"more"), Ok((4, verifier)));
+        serving.stop();
+        disk.mount_again();
+        assert_eq!(fs::read(data("file")).unwrap(), b"more");
+    });
+}
