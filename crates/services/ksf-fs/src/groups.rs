@@ -187,7 +187,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
     use super::*;
-    use crate::{Access, Credential, ExportOptions, Fs, FsOptions, LaneOptions, Lanes};
+    use crate::{Access, Credential, ExportOptions, Fs, FsOptions, LaneOptions, Lanes, Length};
 
     /// A cache whose thread tells what it asks for, and asks on when it is told what the answer is.
     fn asked(users_max: usize, age_max: Duration) -> (Groups, Receiver<u32>, std::sync::mpsc::Sender<Vec<u32>>) {
@@ -302,7 +302,7 @@ mod tests {
             let (of, lanes, root, sender) =
                 (Arc::clone(&fs), Arc::clone(&lanes), export.root().clone(), sender.clone());
             let go = move |user: Result<Credential, FsError>| {
-                lanes.submit(0, 0, move |lane| {
+                lanes.submit(0, Length::Short, 0, move |lane| {
                     let done = user.and_then(|user| of.access(lane, &user, &root, Access::READ).result);
                     sender.send((uid, done.map(drop).map_err(|error| error.kind()))).unwrap();
                 });

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::lane::{Identities, Lane, LaneError};
 use crate::layer::Fs;
 use crate::owed::Owed;
-use crate::pool::{Pool, PoolOptions};
+use crate::pool::{Length, Pool, PoolOptions};
 use crate::syncs::Syncs;
 
 /// How many lanes there are.
@@ -51,7 +51,7 @@ pub struct Lanes {
 
 impl Lanes {
     /// Starts all threads. Jobs of different `exports` do not stop each other: each has a queue of its own, and at most half of
-    /// the threads.
+    /// the threads. Long jobs of an export leave a quarter of its threads, and at least one if it has two, to the short ones.
     ///
     /// # Errors
     ///
@@ -69,8 +69,8 @@ impl Lanes {
     /// is the memory that the job keeps.
     ///
     /// A job that panics is counted, and its captured values are dropped. After [`Lanes::close`] jobs are dropped.
-    pub fn submit(&self, export: usize, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) {
-        self.calls.queue().submit(export, bytes, job);
+    pub fn submit(&self, export: usize, length: Length, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) {
+        self.calls.queue().submit(export, length, bytes, job);
     }
 
     /// Makes syncs that nobody waits for: [`Fs::close_idle`].

@@ -57,3 +57,4 @@ pub use ops::{
     TIME_DELTA, Written,
 };
 pub use owed::Owed;
+pub use pool::Length;

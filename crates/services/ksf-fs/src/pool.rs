@@ -12,6 +12,9 @@
 //! A share is an export. Shares take turns. Where there are several, a share has at most half of the lanes, and the last quarter
 //! of the lanes is left to shares that have none: a share whose file system hangs does not stop the others.
 //!
+//! Of the lanes of a share a quarter, or at least one, is left to its short jobs, so that what needs no medium does not wait for
+//! what does. Apart from that the jobs of a share begin in their order.
+//!
 //! A thread inherits identity and capabilities of the one that starts it, so none is started by a lane: the keeper does, which
 //! has those of the thread that started the pool.
 
@@ -57,9 +60,21 @@ pub(crate) struct PoolOptions {
     pub(crate) syncs: Option<Arc<Syncs>>,
 }
 
+/// How long a job may keep its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// It looks, or changes a name or an attribute: mostly in memory.
+    Short,
+    /// It moves data or lists a folder: it may wait for the medium many times.
+    Long,
+}
+
 type Work = Box<dyn FnOnce(&mut Lane) + Send>;
 
 struct Job {
+    /// Its place among those of all shares.
+    number: u64,
+    length: Length,
     bytes: usize,
     work: Work,
 }
@@ -81,18 +96,25 @@ impl Queue {
     /// the job keeps.
     ///
     /// A job that panics is counted, and its captured values are dropped. After the end of the pool jobs are dropped: false.
-    pub(crate) fn submit(&self, share: usize, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) -> bool {
-        let job = Job { bytes, work: Box::new(job) };
+    pub(crate) fn submit(
+        &self,
+        share: usize,
+        length: Length,
+        bytes: usize,
+        job: impl FnOnce(&mut Lane) + Send + 'static,
+    ) -> bool {
         let mut inner = self.0.lock();
+        let job = Job { number: inner.submitted, length, bytes, work: Box::new(job) };
         if inner.is_closed {
             drop(inner);
             // Outside of the lock: captured values may call back.
             drop(job);
             return false;
         }
+        inner.submitted += 1;
         inner.bytes += job.bytes;
         let at = share % inner.shares.len();
-        inner.shares[at].queue.push_back(job);
+        inner.shares[at].queue_mut(length).push_back(job);
         drop(inner);
         self.0.work.notify_one();
         true
@@ -101,7 +123,7 @@ impl Queue {
     /// Figures until now.
     pub(crate) fn counters(&self) -> PoolCounters {
         let inner = self.0.lock();
-        let queued_jobs = inner.shares.iter().map(|share| share.queue.len()).sum();
+        let queued_jobs = inner.shares.iter().map(Share::len).sum();
         PoolCounters { queued_jobs, queued_bytes: inner.bytes, lanes: inner.lanes, ..inner.counters }
     }
 }
@@ -141,7 +163,7 @@ impl Pool {
         let shared = &self.queue.0;
         let mut inner = shared.lock();
         inner.is_awaited = true;
-        while inner.running > 0 || inner.shares.iter().any(|share| !share.queue.is_empty()) {
+        while inner.running > 0 || inner.shares.iter().any(|share| share.len() > 0) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -189,8 +211,44 @@ struct Shared {
 /// The jobs of one share.
 #[derive(Default)]
 struct Share {
-    queue: VecDeque<Job>,
+    short: VecDeque<Job>,
+    long: VecDeque<Job>,
     running: usize,
+    /// The long ones among them.
+    running_long: usize,
+}
+
+impl Share {
+    /// Jobs that wait.
+    fn len(&self) -> usize {
+        self.short.len() + self.long.len()
+    }
+
+    fn queue_mut(&mut self, length: Length) -> &mut VecDeque<Job> {
+        match length {
+            Length::Short => &mut self.short,
+            Length::Long => &mut self.long,
+        }
+    }
+
+    /// Takes the job that came first of those that may run.
+    fn pop(&mut self, long_lanes_max: usize) -> Option<Job> {
+        let long = self.long.front().filter(|_| self.running_long < long_lanes_max);
+        let length = match (self.short.front(), long) {
+            (Some(short), Some(long)) if short.number < long.number => Length::Short,
+            (_, Some(_)) => Length::Long,
+            (_, None) => Length::Short,
+        };
+        let job = self.queue_mut(length).pop_front()?;
+        self.running += 1;
+        self.running_long += usize::from(length == Length::Long);
+        Some(job)
+    }
+
+    fn ended(&mut self, length: Length) {
+        self.running -= 1;
+        self.running_long -= usize::from(length == Length::Long);
+    }
 }
 
 struct Inner {
@@ -199,11 +257,15 @@ struct Inner {
     next: usize,
     /// Lanes that one share may have.
     share_lanes_max: usize,
+    /// Of these, lanes that long jobs may have.
+    long_lanes_max: usize,
     /// Lanes that only a share without one may take.
     reserved: usize,
     /// All lanes.
     threads: usize,
     bytes: usize,
+    /// Jobs that ever came.
+    submitted: u64,
     lanes: usize,
     running: usize,
     is_closed: bool,
@@ -219,9 +281,11 @@ impl Inner {
             shares: (0..shares).map(|_| Share::default()).collect(),
             next: 0,
             share_lanes_max,
+            long_lanes_max: (share_lanes_max - (share_lanes_max / 4).max(1)).max(1),
             reserved,
             threads,
             bytes: 0,
+            submitted: 0,
             lanes: 0,
             running: 0,
             is_closed: false,
@@ -240,8 +304,7 @@ impl Inner {
             if share.running > 0 && !has_room {
                 continue;
             }
-            let Some(job) = share.queue.pop_front() else { continue };
-            share.running += 1;
+            let Some(job) = share.pop(self.long_lanes_max) else { continue };
             self.running += 1;
             self.bytes -= job.bytes;
             self.next = (at + 1) % count;
@@ -293,7 +356,7 @@ impl Shared {
     fn run(&self, mut lane: Lane) {
         let mut inner = self.lock();
         loop {
-            let Some((share, job)) = inner.take() else {
+            let Some((share, Job { length, work, .. })) = inner.take() else {
                 if inner.is_closed {
                     return;
                 }
@@ -304,10 +367,10 @@ impl Shared {
                 continue;
             };
             drop(inner);
-            let panicked = catch_unwind(AssertUnwindSafe(|| (job.work)(&mut lane))).is_err();
+            let panicked = catch_unwind(AssertUnwindSafe(|| work(&mut lane))).is_err();
             inner = self.lock();
             inner.running -= 1;
-            inner.shares[share].running -= 1;
+            inner.shares[share].ended(length);
             inner.counters.done += 1;
             inner.counters.panicked += u64::from(panicked);
             lane.owed = None;
@@ -340,7 +403,8 @@ impl Shared {
         let was_open = !inner.is_closed;
         inner.is_closed = true;
         inner.bytes = 0;
-        let dropped: Vec<_> = inner.shares.iter_mut().map(|share| std::mem::take(&mut share.queue)).collect();
+        let take = |share: &mut Share| (std::mem::take(&mut share.short), std::mem::take(&mut share.long));
+        let dropped: Vec<_> = inner.shares.iter_mut().map(take).collect();
         drop(inner);
         // Outside of the lock: captured values may call back.
         drop(dropped);
@@ -388,7 +452,7 @@ mod tests {
         let all = Arc::new(Barrier::new(4));
         for _ in 0..3 {
             let all = Arc::clone(&all);
-            lanes.queue().submit(0, 0, move |_| {
+            lanes.queue().submit(0, Length::Short, 0, move |_| {
                 all.wait();
             });
         }
@@ -400,8 +464,8 @@ mod tests {
     #[test]
     fn a_job_that_panics_ends_no_lane() {
         let lanes = lanes(1, 1);
-        lanes.queue().submit(0, 0, |_| panic!("of the test"));
-        lanes.queue().submit(0, 0, |_| ());
+        lanes.queue().submit(0, Length::Short, 0, |_| panic!("of the test"));
+        lanes.queue().submit(0, Length::Short, 0, |_| ());
         until(&lanes, |counters| counters.done == 2);
         assert_eq!((lanes.queue().counters().panicked, lanes.queue().counters().lanes), (1, 1));
     }
@@ -412,7 +476,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         for round in 0..3 {
             let sender = sender.clone();
-            lanes.queue().submit(0, 0, move |lane| {
+            lanes.queue().submit(0, Length::Short, 0, move |lane| {
                 sender.send(thread::current().id()).unwrap();
                 if round < 2 {
                     lane.lose();
@@ -424,10 +488,10 @@ mod tests {
         until(&lanes, |counters| counters.done == 3 && counters.lanes == 1);
     }
 
-    /// Blocks as many lanes as it gets with jobs of a share, and returns how many that are. They end with `gate`.
-    fn block(lanes: &Pool, share: usize, gate: &Arc<(Mutex<bool>, Condvar)>) {
+    /// A job of a share that ends with `gate`.
+    fn block(lanes: &Pool, share: usize, length: Length, gate: &Arc<(Mutex<bool>, Condvar)>) {
         let gate = Arc::clone(gate);
-        lanes.queue().submit(share, 0, move |_| {
+        lanes.queue().submit(share, length, 0, move |_| {
             let mut is_open = gate.0.lock().unwrap();
             while !*is_open {
                 is_open = gate.1.wait(is_open).unwrap();
@@ -442,12 +506,12 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         // Two shares hang: the first on two lanes, the second on the one that is not reserved.
         for share in [0, 1] {
-            (0..100).for_each(|_| block(&lanes, share, &gate));
+            (0..100).for_each(|_| block(&lanes, share, Length::Short, &gate));
             until(&lanes, |counters| counters.queued_jobs == if share == 0 { 98 } else { 98 + 99 });
         }
         for number in 0..10 {
             let sender = sender.clone();
-            lanes.queue().submit(2, 0, move |_| sender.send(number).unwrap());
+            lanes.queue().submit(2, Length::Short, 0, move |_| sender.send(number).unwrap());
         }
         let served: Vec<i32> = receiver.iter().take(10).collect();
         assert_eq!(served, (0..10).collect::<Vec<_>>());
@@ -458,10 +522,50 @@ mod tests {
     }
 
     #[test]
+    fn long_jobs_leave_lanes_to_the_short_ones_of_their_share() {
+        for (threads, shares, long) in [(8, 1, 6), (4, 1, 3), (2, 1, 1), (8, 2, 3), (4, 2, 1)] {
+            let lanes = lanes(threads, shares);
+            let gate = Arc::<(Mutex<bool>, Condvar)>::default();
+            (0..20).for_each(|_| block(&lanes, 0, Length::Long, &gate));
+            until(&lanes, |counters| counters.queued_jobs == 20 - long);
+            let (sender, receiver) = mpsc::channel();
+            for number in 0..10 {
+                let sender = sender.clone();
+                lanes.queue().submit(0, Length::Short, 0, move |_| sender.send(number).unwrap());
+            }
+            let served: Vec<i32> = receiver.iter().take(10).collect();
+            assert!((0..10).all(|number| served.contains(&number)));
+            assert_eq!(lanes.queue().counters().queued_jobs, 20 - long, "{threads} lanes, {shares} shares");
+            *gate.0.lock().unwrap() = true;
+            gate.1.notify_all();
+            until(&lanes, |counters| counters.done == 30);
+        }
+    }
+
+    #[test]
+    fn long_and_short_jobs_begin_in_their_order() {
+        let lanes = lanes(1, 1);
+        let (started, (sender, receiver)) = (Arc::new(Barrier::new(2)), mpsc::channel());
+        let start = Arc::clone(&started);
+        lanes.queue().submit(0, Length::Short, 0, move |_| {
+            start.wait();
+            start.wait();
+        });
+        started.wait();
+        let [short, long] = [Length::Short, Length::Long];
+        for (number, length) in [long, short, short, long, long, short].into_iter().enumerate() {
+            let sender = sender.clone();
+            lanes.queue().submit(0, length, 0, move |_| sender.send(number).unwrap());
+        }
+        started.wait();
+        assert_eq!(receiver.iter().take(6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
     fn a_share_that_is_alone_has_all_lanes_and_shares_take_turns() {
         let alone = lanes(4, 1);
         let gate = Arc::<(Mutex<bool>, Condvar)>::default();
-        (0..9).for_each(|_| block(&alone, 0, &gate));
+        (0..9).for_each(|_| block(&alone, 0, Length::Short, &gate));
         until(&alone, |counters| counters.queued_jobs == 5);
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
@@ -469,7 +573,7 @@ mod tests {
         let lanes = lanes(1, 2);
         let started = Arc::new(Barrier::new(2));
         let start = Arc::clone(&started);
-        lanes.queue().submit(0, 0, move |_| {
+        lanes.queue().submit(0, Length::Short, 0, move |_| {
             start.wait();
             start.wait();
         });
@@ -477,7 +581,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         for job in [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5)] {
             let sender = sender.clone();
-            lanes.queue().submit(job.0, 0, move |_| sender.send(job.1).unwrap());
+            lanes.queue().submit(job.0, Length::Short, 0, move |_| sender.send(job.1).unwrap());
         }
         started.wait();
         assert_eq!(receiver.iter().take(5).collect::<Vec<_>>(), [4, 1, 5, 2, 3]);
@@ -489,17 +593,17 @@ mod tests {
         let gate = Arc::new(Barrier::new(2));
         let (held, started) = (Arc::clone(&gate), Arc::new(Barrier::new(2)));
         let start = Arc::clone(&started);
-        lanes.queue().submit(0, 0, move |_| {
+        lanes.queue().submit(0, Length::Short, 0, move |_| {
             start.wait();
             held.wait();
         });
         started.wait();
         let dropped = Arc::new(());
         let captured = Arc::clone(&dropped);
-        lanes.queue().submit(0, 10, move |_| drop(captured));
+        lanes.queue().submit(0, Length::Short, 10, move |_| drop(captured));
         assert_eq!(lanes.close(Instant::now()), 1);
         assert_eq!(Arc::strong_count(&dropped), 1);
-        lanes.queue().submit(0, 0, |_| panic!("runs after the end"));
+        lanes.queue().submit(0, Length::Short, 0, |_| panic!("runs after the end"));
         gate.wait();
         drop(lanes);
     }

@@ -12,7 +12,7 @@ use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::Fs;
 use crate::owed::{Debt, Owed, What};
-use crate::pool::Queue;
+use crate::pool::{Length, Queue};
 
 /// What waits is joined by the object, and by whether it waits for bytes or for names and attributes.
 type Key = (Handle, bool);
@@ -101,7 +101,7 @@ impl Syncs {
 
     fn begin(self: &Arc<Self>, share: usize, key: Key) {
         let (syncs, of) = (Arc::clone(self), key.clone());
-        if !self.queue.submit(share, 0, move |lane| syncs.sync(share, &of, lane)) {
+        if !self.queue.submit(share, Length::Short, 0, move |lane| syncs.sync(share, &of, lane)) {
             let dropped = self.lock().by_key.remove(&key);
             drop(dropped);
         }
@@ -216,7 +216,7 @@ mod tests {
         ) -> Receiver<(T, Result<(), FsError>)> {
             let (sender, receiver) = channel();
             let fs = Arc::clone(&self.fs);
-            self.lanes.submit(0, 0, move |lane| {
+            self.lanes.submit(0, Length::Short, 0, move |lane| {
                 let (done, owed) = lane.owing(|lane| work(&fs, lane));
                 lane.settle(&fs, owed, 10, move |_, settled| sender.send((done, settled)).unwrap());
             });
@@ -272,7 +272,7 @@ mod tests {
             served.until(|counters| counters.queued_syncs == 9);
             let (sender, receiver) = channel();
             let (fs, file) = (Arc::clone(&served.fs), slow.clone());
-            served.lanes.submit(0, 0, move |lane| {
+            served.lanes.submit(0, Length::Short, 0, move |lane| {
                 let fs = &fs;
                 lane.settle(fs, Owed::commit(file.clone()), 0, move |_, synced| sender.send((0, synced)).unwrap());
             });

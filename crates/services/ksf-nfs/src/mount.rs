@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ksf_fs::{Credential as Caller, ErrorKind, FileType, Handle, Lane, Lanes};
+use ksf_fs::{Credential as Caller, ErrorKind, FileType, Handle, Lane, Lanes, Length};
 use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
@@ -95,7 +95,7 @@ impl MountProgram {
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
         let top = root.clone();
         self.core.fs.look_up_groups(caller, &top, move |caller| {
-            lanes.submit(core.fs.share_of(&root), path_bytes(&below), move |lane| {
+            lanes.submit(core.fs.share_of(&root), Length::Short, path_bytes(&below), move |lane| {
                 let caller = caller.map_err(|error| mount_status(error.kind()));
                 let found = caller.and_then(|caller| descend(&core, lane, &caller, root, &below));
                 if found.is_ok() {

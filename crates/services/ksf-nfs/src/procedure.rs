@@ -53,6 +53,11 @@ impl Procedure {
         Self::ALL.get(number as usize).copied()
     }
 
+    /// It moves data or lists a folder, so it may wait for the medium many times.
+    pub(crate) fn is_long(self) -> bool {
+        matches!(self, Self::Read | Self::Write | Self::Readdir | Self::Readdirplus)
+    }
+
     /// False where a call that is carried out a second time has the same end as the first: its reply need not be kept.
     pub fn changes(self) -> bool {
         matches!(

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Credential as Caller, Fs, Lane, Lanes, Owed};
+use ksf_fs::{Credential as Caller, Fs, Lane, Lanes, Length, Owed};
 use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
@@ -166,7 +166,8 @@ impl NfsProgram {
 
 fn to_lane(lanes: &Lanes, ending: Ending, caller: Caller, request: Request) {
     let share = ending.core.fs.share_of(request.handles().0);
-    lanes.submit(share, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
+    let length = if ending.procedure.is_long() { Length::Long } else { Length::Short };
+    lanes.submit(share, length, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
 }
 
 /// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.

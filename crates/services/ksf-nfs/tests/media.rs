@@ -1,4 +1,4 @@
-//! A medium that is full, read-only or broken: a small ext4 on a loop device, in a mount namespace of the test.
+//! A medium that is full, read-only, broken or stopped: a small ext4 on a loop device, in a mount namespace of the test.
 //!
 //! Quotas are not tried: they take a kernel with a format of them (CONFIG_QFMT_V2), which is no part of every kernel.
 
@@ -8,9 +8,10 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Client, OK, Place, Serving, handle, made, mode, named, read_args, write_args};
+use crate::common::{Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_nfs::ExportSettings;
+use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{own_run_or_skip, program_or_skip, skip, succeeds, wait_until};
@@ -312,5 +313,57 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
         serving.stop();
         disk.mount_again();
         assert_eq!(fs::read(data("file")).unwrap(), b"more");
+    });
+}
+
+/// A file system that stops, until it is dropped.
+struct Frozen;
+
+impl Frozen {
+    fn new() -> Self {
+        succeeds(&["fsfreeze", "-f", DISK]);
+        Self
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        succeeds(&["fsfreeze", "-u", DISK]);
+    }
+}
+
+#[test]
+fn writes_that_hang_leave_threads_to_calls_that_need_no_medium() {
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let files: Vec<_> = (0..12).map(|number| client.create(&root, &number.to_string())).collect();
+        for file in &files {
+            write(&mut client, file, 0, FILE_SYNC, b"text").unwrap();
+        }
+        let mut writer = serving.client();
+        let frozen = Frozen::new();
+        for file in &files {
+            writer.xid += 1;
+            writer.send(NFS_PROGRAM, 3, 7, &write_args(file, 0, UNSTABLE, b"more"));
+        }
+        // The server of these tests has four lanes.
+        wait_until("the writes have all lanes that they get", || {
+            let counters = serving.nfs.lane_counters();
+            counters.queued_jobs + counters.lanes >= files.len()
+        });
+        for file in &files {
+            client.done(1, &handle(file));
+            client.done(4, &[handle(file), words(&[1])].concat());
+        }
+        assert_eq!(client.lookup(&root, "3"), files[3]);
+        drop(frozen);
+        for _ in &files {
+            assert_eq!(split(&writer.receive().2).0, OK);
+        }
+        assert_eq!(read(&mut client, &files[0], 4), b"more");
+        serving.stop();
     });
 }
