@@ -8,6 +8,7 @@
 //! * [`http1`]: heads and bodies of HTTP/1, RFC 9112;
 //! * [`oncrpc`]: ONC RPC version 2, RFC 5531, with record marks, AUTH_SYS and
 //!   the calls of rpcbind (RFC 1833);
+//! * [`p9`]: 9P2000.L, the file protocol of Linux;
 //! * [`resp`]: the protocol of Redis, commands and replies;
 //! * [`rdb`]: the snapshots of Redis.
 
@@ -16,6 +17,7 @@
 pub mod http1;
 mod looked;
 pub mod oncrpc;
+pub mod p9;
 pub mod rdb;
 pub mod resp;
 pub mod xdr;
