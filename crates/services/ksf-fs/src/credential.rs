@@ -32,7 +32,8 @@ pub struct Credential {
 #[derive(Clone, Debug)]
 struct Unix {
     uid: u32,
-    gid: u32,
+    /// `None`: the first of the groups that are looked up.
+    gid: Option<u32>,
     groups: SmallVec<[u32; 16]>,
 }
 
@@ -40,7 +41,22 @@ impl Credential {
     /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off.
     pub fn unix(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let groups = SmallVec::from_slice(&groups[..groups.len().min(GROUPS_MAX)]);
-        Self { unix: Some(Unix { uid, gid, groups }), managed: None }
+        Self { unix: Some(Unix { uid, gid: Some(gid), groups }), managed: None }
+    }
+
+    /// A user whose groups are not on the wire: those that this system knows, for an export that has them looked up
+    /// (`manage_gids`). A user whom it does not know has the anonymous user's group.
+    pub fn of_user(uid: u32) -> Self {
+        Self { unix: Some(Unix { uid, gid: None, groups: SmallVec::new() }), managed: None }
+    }
+
+    /// The same caller with this group, which what it makes has; the last number leaves it as it is.
+    pub fn with_group(&self, gid: u32) -> Self {
+        let mut with = self.clone();
+        if let Some(unix) = with.unix.as_mut().filter(|_| gid != u32::MAX) {
+            unix.gid = Some(gid);
+        }
+        with
     }
 
     /// A caller without a name (AUTH_NONE): the anonymous user of the export.
@@ -66,19 +82,20 @@ impl Credential {
             return Identity::new(anonymous_uid, anonymous_gid, &[]);
         };
         // The last number means "leave as it is" in system calls, so no user has it.
-        if unix.uid == u32::MAX || unix.gid == u32::MAX {
+        if unix.uid == u32::MAX || unix.gid == Some(u32::MAX) {
             return Identity::new(anonymous_uid, anonymous_gid, &[]);
         }
         let groups = managed.unwrap_or(&unix.groups);
+        let gid = unix.gid.or_else(|| groups.first().copied()).unwrap_or(anonymous_gid);
         if options.squash == Squash::None {
-            return Identity::new(unix.uid, unix.gid, groups);
+            return Identity::new(unix.uid, gid, groups);
         }
         if unix.uid == 0 {
             return Identity::new(anonymous_uid, anonymous_gid, &[]);
         }
         let squashed = |gid: u32| if gid == 0 { anonymous_gid } else { gid };
         let groups: SmallVec<[u32; 16]> = groups.iter().copied().map(squashed).collect();
-        Identity::new(unix.uid, squashed(unix.gid), &groups)
+        Identity::new(unix.uid, squashed(gid), &groups)
     }
 }
 
@@ -134,6 +151,27 @@ mod tests {
         }
         let group_zero = Credential::unix(1000, 0, &[u32::MAX]);
         assert_eq!(group_zero.identity(&options(Squash::Root), None), Identity::new(1000, 701, &[]));
+    }
+
+    #[test]
+    fn a_user_without_groups_on_the_wire_has_those_that_the_system_knows() {
+        let user = Credential::of_user(1000);
+        let table = [
+            (user.clone(), Some(&[20, 21][..]), Identity::new(1000, 20, &[20, 21])),
+            (user.clone(), Some(&[0, 21]), Identity::new(1000, 701, &[701, 21])),
+            (user.clone(), Some(&[]), Identity::new(1000, 701, &[])),
+            (user.clone(), None, Identity::new(1000, 701, &[])),
+            (user.with_group(5), Some(&[20]), Identity::new(1000, 5, &[20])),
+            (user.with_group(0), Some(&[20]), Identity::new(1000, 701, &[20])),
+            (user.with_group(u32::MAX), Some(&[20]), Identity::new(1000, 20, &[20])),
+            (Credential::of_user(u32::MAX), Some(&[20]), Identity::new(700, 701, &[])),
+            (Credential::anonymous().with_group(5), None, Identity::new(700, 701, &[])),
+        ];
+        for (credential, managed, expected) in table {
+            assert_eq!(credential.identity(&options(Squash::Root), managed), expected, "{credential:?} {managed:?}");
+        }
+        let root = Credential::of_user(0).identity(&options(Squash::None), Some(&[0]));
+        assert_eq!(root, Identity::new(0, 0, &[0]));
     }
 
     #[test]

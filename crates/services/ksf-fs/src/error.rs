@@ -55,6 +55,8 @@ pub enum ErrorKind {
     BadCookie,
     /// The file system cannot do this (EOPNOTSUPP).
     NotSupported,
+    /// The file is not open for this (EBADF).
+    BadMode,
     /// Something is short now: descriptors, memory, a lane with its identity (ENFILE, EMFILE, ENOMEM, EAGAIN).
     TryLater,
     /// A symbolic link stands where none may be (ELOOP).
@@ -111,6 +113,7 @@ fn kind_of(errno: Errno) -> ErrorKind {
     match errno {
         Errno::PERM => ErrorKind::NotPermitted,
         Errno::NOENT => ErrorKind::NotFound,
+        Errno::BADF => ErrorKind::BadMode,
         Errno::NXIO | Errno::NODEV => ErrorKind::NoDevice,
         Errno::ACCESS => ErrorKind::Access,
         Errno::EXIST => ErrorKind::Exists,
@@ -145,6 +148,7 @@ mod tests {
             (libc::ENOENT, ErrorKind::NotFound),
             (libc::EIO, ErrorKind::Io),
             (libc::ENXIO, ErrorKind::NoDevice),
+            (libc::EBADF, ErrorKind::BadMode),
             (libc::EACCES, ErrorKind::Access),
             (libc::EEXIST, ErrorKind::Exists),
             (libc::EXDEV, ErrorKind::CrossesDevice),

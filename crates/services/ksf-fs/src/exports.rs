@@ -1,13 +1,12 @@
 //! What is exported, and to whom.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use ksf::Peer;
-use ksf_fs::{Export, ExportError, ExportOptions, Fs, FsOptions};
-
 use crate::clients::Clients;
+use crate::export::{Export, ExportError, ExportOptions};
+use crate::layer::{Fs, FsOptions};
 
 /// The greatest port that only root may send from.
 const RESERVED_PORT_MAX: u16 = 1023;
@@ -27,37 +26,38 @@ pub struct ExportSettings {
 
 /// Where a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sender {
+pub struct Sender {
     /// `None`: a Unix socket.
-    pub(crate) address: Option<(IpAddr, u16)>,
+    address: Option<(IpAddr, u16)>,
 }
 
 impl Sender {
-    pub(crate) fn of(peer: Peer) -> Self {
-        let address = match peer {
-            Peer::Tcp(address) | Peer::Udp(address) => Some((address.ip().to_canonical(), address.port())),
-            _ => None,
-        };
-        Self { address }
+    /// A sender with this address; `None`: a Unix socket. An IPv4 address in the form of IPv6 is one of IPv4.
+    pub fn new(address: Option<SocketAddr>) -> Self {
+        Self { address: address.map(|address| (address.ip().to_canonical(), address.port())) }
     }
 
-    pub(crate) fn ip(self) -> Option<IpAddr> {
+    /// Its address; `None`: a Unix socket.
+    pub fn ip(self) -> Option<IpAddr> {
         self.address.map(|(ip, _)| ip)
     }
 }
 
 /// An export and its rules.
 #[derive(Debug)]
-pub(crate) struct Exported {
-    pub(crate) export: Arc<Export>,
+pub struct Exported {
+    /// What the file layer knows of it.
+    pub export: Arc<Export>,
     /// The path that was given, if it is another one than the file layer's: with symbolic links in it.
     given: PathBuf,
-    pub(crate) clients: Clients,
-    pub(crate) secure: bool,
+    /// Whom it is for.
+    pub clients: Clients,
+    secure: bool,
 }
 
 impl Exported {
-    pub(crate) fn admits(&self, sender: Sender) -> bool {
+    /// Whether it is for this sender.
+    pub fn admits(&self, sender: Sender) -> bool {
         let port_is_right = !self.secure || sender.address.is_some_and(|(_, port)| port <= RESERVED_PORT_MAX);
         port_is_right && self.clients.include(sender.ip())
     }
@@ -65,17 +65,18 @@ impl Exported {
 
 /// All exports of a server.
 #[derive(Debug)]
-pub(crate) struct Exports {
-    pub(crate) all: Vec<Exported>,
+pub struct Exports {
+    /// In the order in which they were given.
+    pub all: Vec<Exported>,
 }
 
 impl Exports {
     /// Opens the folders. `state`: the folder in which the file layer keeps the keys of handles.
-    pub(crate) fn open(
-        settings: Vec<ExportSettings>,
-        state: &Path,
-        options: FsOptions,
-    ) -> Result<(Self, Fs), ExportError> {
+    ///
+    /// # Errors
+    ///
+    /// [`ExportError`]: a folder cannot be served, with the remedy.
+    pub fn open(settings: Vec<ExportSettings>, state: &Path, options: FsOptions) -> Result<(Self, Fs), ExportError> {
         let mut fs = Fs::new(options)?;
         let mut all = Vec::new();
         for ExportSettings { path, options, clients, secure } in settings {
@@ -87,12 +88,12 @@ impl Exports {
     }
 
     /// The export of an id.
-    pub(crate) fn of_id(&self, id: u32) -> Option<&Exported> {
+    pub fn of_id(&self, id: u32) -> Option<&Exported> {
         self.all.iter().find(|exported| exported.export.id() == id)
     }
 
-    /// The export that a path of MNT lies in, and the names below it. `None`: it lies in none.
-    pub(crate) fn of_path(&self, path: &Path) -> Option<(&Exported, Vec<PathBuf>)> {
+    /// The export that a path lies in, and the names below it. `None`: it lies in none.
+    pub fn of_path(&self, path: &Path) -> Option<(&Exported, Vec<PathBuf>)> {
         // Without `..`, whose meaning a client and a server may see differently.
         let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !is_plain {

@@ -25,10 +25,13 @@
 
 mod attr;
 mod attr_cache;
+mod clients;
+mod clock;
 mod credential;
 mod descriptors;
 mod error;
 mod export;
+mod exports;
 mod groups;
 mod handle;
 mod lane;
@@ -45,16 +48,19 @@ mod table;
 mod uncommitted;
 
 pub use attr::{Attr, Before, Changed, FileType, Found, Linked, Renamed, Seen, SetAttr, SetTime, Time, Wcc};
+pub use clients::{Clients, Network};
+pub use clock::FsClock;
 pub use credential::{Credential, Squash};
 pub use error::{ErrorKind, FsError};
 pub use export::{Export, ExportError, ExportOptions, HandleSource};
+pub use exports::{ExportSettings, Exported, Exports, Sender};
 pub use handle::{HANDLE_BYTES_MAX, Handle};
 pub use lane::{Identities, Lane, LaneError};
 pub use lanes::{LaneCounters, LaneOptions, Lanes};
 pub use layer::{Fs, FsCounters, FsOptions};
 pub use ops::{
-    Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, PathConf, ReadDone, Stable,
-    TIME_DELTA, Written,
+    Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, OpenFile, OpenHow, PathConf,
+    ReadDone, Stable, TIME_DELTA, Written,
 };
 pub use owed::Owed;
 pub use pool::Length;

@@ -6,6 +6,7 @@ mod content;
 mod list;
 mod look;
 mod make;
+mod open;
 mod settle;
 mod take;
 
@@ -14,9 +15,11 @@ use std::ops::BitOr;
 use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
+pub(crate) use open::sync_opened;
 pub(crate) use settle::changed_for_good;
 
 pub use list::{Cursor, Detail, Entry, Listed};
+pub use open::{OpenFile, OpenHow};
 
 /// Bytes of a file, at most (off_t).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;

@@ -6,7 +6,7 @@ use crate::error::FsError;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::Fs;
-use crate::ops::changed_for_good;
+use crate::ops::{OpenFile, changed_for_good, sync_opened};
 use crate::uncommitted::Written;
 
 /// Syncs that operations have left to their caller: [`Lane::owing`].
@@ -34,6 +34,8 @@ pub(crate) enum What {
     Content,
     /// The bytes of a file as far as a write knows of them.
     Written(Written),
+    /// What was written to an open file.
+    Opened { file: OpenFile, data_only: bool },
 }
 
 impl Owed {
@@ -83,6 +85,7 @@ impl Fs {
         match &debt.what {
             What::Names => self.settle(lane, &debt.handle),
             What::Content => self.bring(lane, &debt.handle),
+            What::Opened { file, data_only } => sync_opened(file, *data_only),
             What::Written(written) => {
                 let synced = self.uncommitted.sync_written(&debt.handle, written, |file| fsync(file));
                 synced.map_err(|errno| changed_for_good(errno.into()))

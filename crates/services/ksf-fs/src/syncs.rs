@@ -121,8 +121,8 @@ impl Syncs {
         let mut joint = None;
         for Waiter { fs, debt, mut more, bytes, then } in batch {
             let paid = match debt.what {
-                // It knows by itself whether a sync has covered it.
-                What::Written(_) => fs.pay(lane, &debt),
+                // The first knows by itself whether a sync has covered it, the second is told of losses by its own descriptor.
+                What::Written(_) | What::Opened { .. } => fs.pay(lane, &debt),
                 What::Names | What::Content => *joint.get_or_insert_with(|| fs.pay(lane, &debt)),
             };
             match more.pop().filter(|_| paid.is_ok()) {

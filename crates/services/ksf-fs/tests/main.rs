@@ -6,5 +6,6 @@ mod exports;
 mod identities;
 mod listing;
 mod model;
+mod opened;
 mod operations;
 mod settled;

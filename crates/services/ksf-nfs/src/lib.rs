@@ -16,10 +16,8 @@
 
 #![forbid(unsafe_code)]
 
-mod clients;
 mod counters;
 pub mod drc;
-mod exports;
 mod mount;
 mod procedure;
 mod program;
@@ -30,9 +28,8 @@ mod service;
 mod status;
 mod wire;
 
-pub use clients::{Clients, Network};
 pub use counters::ProcedureCounts;
-pub use exports::ExportSettings;
+pub use ksf_fs::{Clients, ExportSettings, Network};
 pub use ksf_proto::oncrpc::NFS_PROGRAM;
 pub use procedure::Procedure;
 pub use server::{ExportInfo, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};

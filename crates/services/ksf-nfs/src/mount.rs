@@ -11,8 +11,7 @@ use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
 
-use crate::exports::Sender;
-use crate::program::{Core, caller_of};
+use crate::program::{Core, caller_of, sender_of};
 use crate::status::Status;
 
 /// Greatest path: `MNTPATHLEN`.
@@ -70,7 +69,7 @@ impl MountProgram {
             Ok(path) => path,
             Err(error) => return reply.error(error),
         };
-        let sender = Sender::of(call.peer());
+        let sender = sender_of(call.peer());
         let refuse = |status: Status, reply: RpcReply<'_>| {
             reply.results(|out| {
                 out.put_u32(status.0);
@@ -117,7 +116,7 @@ impl MountProgram {
 impl MountProgram {
     /// Answers a call.
     pub(crate) fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
-        let ip = Sender::of(call.peer()).ip();
+        let ip = sender_of(call.peer()).ip();
         match call.procedure {
             NULL => reply.void(),
             MNT => self.mount(call, reply),

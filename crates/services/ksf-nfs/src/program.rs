@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Credential as Caller, Fs, Lane, Lanes, Length, Owed};
+use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender};
 use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
 use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Origin, Ticket};
-use crate::exports::{Exports, Sender};
 use crate::procedure::Procedure;
 use crate::request::{Refusal, Request, results_bytes_max, status_of};
 use crate::results::{Failed, Ran, ReadDone, committed, put_not_begun, read, run};
@@ -57,6 +56,14 @@ pub(crate) fn caller_of(credential: &Credential<'_>) -> Caller {
     }
 }
 
+/// Where a call comes from, as the exports know senders.
+pub(crate) fn sender_of(peer: Peer) -> Sender {
+    Sender::new(match peer {
+        Peer::Tcp(address) | Peer::Udp(address) => Some(address),
+        _ => None,
+    })
+}
+
 /// NFSv3.
 pub(crate) struct NfsProgram {
     pub(crate) core: Arc<Core>,
@@ -86,7 +93,7 @@ impl NfsProgram {
             self.core.counters.answered(procedure, Status::OK, started.elapsed());
             return reply.void();
         }
-        let sender = Sender::of(peer);
+        let sender = sender_of(peer);
         let refuse = |status, reply: RpcReply<'_>| {
             self.core.counters.answered(procedure, status, started.elapsed());
             reply.results(|out| {

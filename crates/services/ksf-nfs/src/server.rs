@@ -1,23 +1,20 @@
 //! The server as its owner sees it: opened, given to an RPC service, watched, closed.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use ksf_fs::{
-    ExportError, FsCounters, FsOptions, HandleSource, Identities, LaneCounters, LaneError, LaneOptions, Lanes,
+    ExportError, ExportSettings, Exports, FsClock, FsCounters, FsOptions, HandleSource, Identities, LaneCounters,
+    LaneError, LaneOptions, Lanes,
 };
 use ksf_services::rpc::TableError;
 
 use crate::counters::{Counters, ProcedureCounts};
 use crate::drc::{Drc, DrcLimits, DrcSizes};
-use crate::exports::{ExportSettings, Exports};
 use crate::mount::MountProgram;
 use crate::program::{Core, NfsProgram};
 use crate::service::{NfsService, programs};
-
-/// How often the file layer is told that a second has passed.
-const IDLE_EVERY: Duration = Duration::from_secs(1);
 
 /// Greatest READ and WRITE where nothing is said.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
@@ -56,7 +53,7 @@ pub enum OpenError {
 pub struct Nfs {
     core: Arc<Core>,
     lanes: Arc<Lanes>,
-    _idle: Idle,
+    _clock: FsClock,
 }
 
 /// What there is to tell of an export.
@@ -86,8 +83,8 @@ impl Nfs {
             transfer_bytes_max,
             started: Instant::now(),
         });
-        let idle = Idle::start(Arc::clone(&core), Arc::downgrade(&lanes)).map_err(OpenError::Thread)?;
-        Ok(Self { core, lanes, _idle: idle })
+        let clock = FsClock::start(Arc::clone(&core.fs), Arc::downgrade(&lanes)).map_err(OpenError::Thread)?;
+        Ok(Self { core, lanes, _clock: clock })
     }
 
     /// The service that answers its clients, called `name` in messages and counters.
@@ -146,42 +143,5 @@ impl Nfs {
 impl<'a> ExportInfo<'a> {
     fn of(export: &'a ksf_fs::Export) -> Self {
         Self { path: export.path(), handles: export.handles() }
-    }
-}
-
-/// A thread that tells the file layer each second. It ends when this is dropped, which does not wait for it: a disk may hang.
-struct Idle(Arc<(Mutex<bool>, Condvar)>);
-
-impl Idle {
-    fn start(core: Arc<Core>, lanes: Weak<Lanes>) -> std::io::Result<Self> {
-        let ended = Arc::<(Mutex<bool>, Condvar)>::default();
-        let told = Arc::clone(&ended);
-        let run = move || {
-            let (ended, told) = &*told;
-            let mut is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-            while !*is_ended {
-                let woken = told.wait_timeout(is_ended, IDLE_EVERY).unwrap_or_else(PoisonError::into_inner);
-                is_ended = woken.0;
-                if woken.1.timed_out() {
-                    // Without the lock: this may wait for a disk.
-                    drop(is_ended);
-                    let owed = core.fs.close_idle();
-                    if let Some(lanes) = lanes.upgrade() {
-                        lanes.settle(&core.fs, owed);
-                    }
-                    is_ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-                }
-            }
-        };
-        std::thread::Builder::new().name("ksf-nfs-idle".to_owned()).spawn(run)?;
-        Ok(Self(ended))
-    }
-}
-
-impl Drop for Idle {
-    fn drop(&mut self) {
-        let (ended, told) = &*self.0;
-        *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        told.notify_all();
     }
 }

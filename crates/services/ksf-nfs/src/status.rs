@@ -66,7 +66,8 @@ impl From<ErrorKind> for Status {
         match kind {
             ErrorKind::NotPermitted => Self::PERM,
             ErrorKind::NotFound => Self::NOENT,
-            ErrorKind::Io => Self::IO,
+            // No call of NFS is one on an open file.
+            ErrorKind::Io | ErrorKind::BadMode => Self::IO,
             ErrorKind::NoDevice => Self::NXIO,
             // A mount is not crossed, and what is in use is left alone: the client can do nothing about either.
             ErrorKind::Access | ErrorKind::MountPoint | ErrorKind::Busy => Self::ACCES,

@@ -185,7 +185,7 @@ impl Fs {
 }
 
 /// Reads until the buffer is full or the file ends.
-fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> {
+pub(super) fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> {
     let mut count = 0;
     while count < into.len() {
         match retry_on_intr(|| pread(file, &mut into[count..], offset + count as u64)) {
@@ -199,7 +199,7 @@ fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> 
 }
 
 /// Writes until all is written or an error stops it, which is told if nothing was written.
-fn write_whole(file: &OwnedFd, offset: u64, data: &[u8]) -> SysResult<usize> {
+pub(super) fn write_whole(file: &OwnedFd, offset: u64, data: &[u8]) -> SysResult<usize> {
     let mut count = 0;
     while count < data.len() {
         match retry_on_intr(|| pwrite(file, &data[count..], offset + count as u64)) {

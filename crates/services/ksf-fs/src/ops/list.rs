@@ -42,9 +42,24 @@ pub struct Entry<'a> {
     pub fileid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,
+    /// What it is, where the file system tells it with the name.
+    pub file_type: Option<FileType>,
     /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, for
     /// what was removed meanwhile, and where the process has no descriptor left.
     pub found: Option<Found>,
+}
+
+impl<'a> Entry<'a> {
+    /// What the kernel tells of an entry.
+    pub(super) fn of(raw: &'a RawDirEntry<'_>) -> Self {
+        Self {
+            name: raw.file_name().to_bytes(),
+            fileid: raw.ino(),
+            cookie: raw.next_entry_cookie(),
+            file_type: FileType::of(raw.file_type()),
+            found: None,
+        }
+    }
 }
 
 /// What came of a listing.
@@ -134,33 +149,18 @@ impl Listing<'_> {
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Result<bool, FsError> {
         sys::access(self.folder, READ_BIT)?;
-        rustix::fs::seek(self.folder, SeekFrom::Start(cookie)).map_err(|errno| match errno {
-            Errno::INVAL => ErrorKind::BadCookie.into(),
-            errno => FsError::from(errno),
-        })?;
-        let mut entries = RawDir::new(self.folder, memory);
-        while let Some(entry) = entries.next() {
-            let entry = entry.map_err(|errno| match errno {
-                // The folder was removed.
-                Errno::NOENT => ErrorKind::Stale.into(),
-                errno => FsError::from(errno),
-            })?;
-            if !take(self.entry(&entry)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        each_entry(self.folder, cookie, memory, &mut |raw| take(self.entry(raw)))
     }
 
     fn entry<'b>(&self, raw: &'b RawDirEntry<'_>) -> Entry<'b> {
         let name = raw.file_name();
         // What lies above the root is not part of the export.
         let is_root = name == c".." && self.dir == self.export().root();
+        let entry = Entry::of(raw);
         Entry {
-            name: name.to_bytes(),
-            fileid: if is_root { self.node.attr.fileid } else { raw.ino() },
-            cookie: raw.next_entry_cookie(),
+            fileid: if is_root { self.node.attr.fileid } else { entry.fileid },
             found: if self.detail == Detail::Handles { self.found(raw, is_root) } else { None },
+            ..entry
         }
     }
 
@@ -181,4 +181,29 @@ impl Listing<'_> {
     fn export(&self) -> &Export {
         self.call.export
     }
+}
+
+/// Calls `take` with each entry behind the one of this cookie until it returns false. True at the end of the folder.
+pub(super) fn each_entry(
+    folder: &OwnedFd,
+    cookie: u64,
+    memory: &mut [MaybeUninit<u8>],
+    take: &mut dyn FnMut(&RawDirEntry<'_>) -> bool,
+) -> Result<bool, FsError> {
+    rustix::fs::seek(folder, SeekFrom::Start(cookie)).map_err(|errno| match errno {
+        Errno::INVAL => ErrorKind::BadCookie.into(),
+        errno => FsError::from(errno),
+    })?;
+    let mut entries = RawDir::new(folder, memory);
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|errno| match errno {
+            // The folder was removed.
+            Errno::NOENT => ErrorKind::Stale.into(),
+            errno => FsError::from(errno),
+        })?;
+        if !take(&entry) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

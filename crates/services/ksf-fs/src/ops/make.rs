@@ -20,7 +20,7 @@ use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 
 /// How often a name may come and go while a file of that name is made.
-const TRIES: usize = 16;
+pub(super) const TRIES: usize = 16;
 /// Bytes of what a symbolic link holds, at most (PATH_MAX without its NUL).
 const TARGET_BYTES_MAX: usize = 4095;
 /// Greatest numbers of a device: mknod(2) takes 32 bits for both, and would make another device of more.
@@ -142,7 +142,13 @@ impl Fs {
     }
 
     /// Gives what was just made its attributes, as the caller. `mode`: `None` for links.
-    fn dress(&self, place: &Place<'_>, object: &OwnedFd, attr: &SetAttr, mode: Option<u32>) -> Result<(), FsError> {
+    pub(super) fn dress(
+        &self,
+        place: &Place<'_>,
+        object: &OwnedFd,
+        attr: &SetAttr,
+        mode: Option<u32>,
+    ) -> Result<(), FsError> {
         let is_given = place.caller.uid == 0 && (attr.uid.is_some() || attr.gid.is_some());
         if is_given {
             set_owner(object, attr)?;

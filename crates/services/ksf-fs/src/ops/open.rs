@@ -1,0 +1,303 @@
+//! Files and folders that stay open for their client: what was opened is used without a further check, as after open(2), also when
+//! it has lost its last name.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
+use rustix::io::Errno;
+
+use super::content::{read_whole, write_whole};
+use super::list::each_entry;
+use super::make::{Place, TRIES};
+use super::{FILE_SIZE_MAX, Stable};
+use crate::attr::{Attr, Changed, FileType, Found, SetAttr};
+use crate::credential::{Credential, Identity};
+use crate::error::{ErrorKind, FsError};
+use crate::handle::Handle;
+use crate::lane::Lane;
+use crate::layer::{Fs, INSIDE, attr_of, describe, entry_name, name_error};
+use crate::ops::Entry;
+use crate::owed::{Debt, Owed, What};
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenHow {
+    /// Its bytes are read.
+    pub read: bool,
+    /// Its bytes are written.
+    pub write: bool,
+    /// Its bytes are thrown away first.
+    pub truncate: bool,
+    /// Each write is at the end.
+    pub append: bool,
+    /// When its writes are done.
+    pub stable: Stable,
+}
+
+impl OpenHow {
+    /// For reading.
+    pub const READ: Self = Self { read: true, write: false, truncate: false, append: false, stable: Stable::Unstable };
+
+    fn flags(self) -> OFlags {
+        let access = match (self.read, self.write) {
+            (_, false) => OFlags::RDONLY,
+            (false, true) => OFlags::WRONLY,
+            (true, true) => OFlags::RDWR,
+        };
+        let stable = match self.stable {
+            Stable::Unstable => OFlags::empty(),
+            Stable::DataSync => OFlags::DSYNC,
+            Stable::FileSync => OFlags::SYNC,
+        };
+        let more = [(self.append, OFlags::APPEND), (self.truncate, OFlags::TRUNC)];
+        more.into_iter().fold(access | stable, |flags, (is_set, more)| if is_set { flags | more } else { flags })
+    }
+}
+
+/// A file or folder that is open. Clones are the same open file. Dropping the last one closes it, which may wait for a disk.
+#[derive(Clone, Debug)]
+pub struct OpenFile(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    handle: Handle,
+    file_type: FileType,
+    file: OwnedFd,
+    how: OpenHow,
+    /// Who opened it: the kernel takes set-user-id away when another than root writes.
+    caller: Identity,
+    /// Held by the listing that the position in the folder is of.
+    position: Mutex<()>,
+}
+
+impl OpenFile {
+    fn new(handle: Handle, file_type: FileType, file: OwnedFd, how: OpenHow, caller: Identity) -> Self {
+        Self(Arc::new(Opened { handle, file_type, file, how, caller, position: Mutex::default() }))
+    }
+
+    /// Its handle.
+    pub fn handle(&self) -> &Handle {
+        &self.0.handle
+    }
+
+    /// What it is.
+    pub fn file_type(&self) -> FileType {
+        self.0.file_type
+    }
+}
+
+impl Owed {
+    /// A sync of an open file; `data_only`: without attributes that are not needed to find the data. [`Lane::settle`] tells its result.
+    pub fn sync(file: OpenFile, data_only: bool) -> Self {
+        let what = What::Opened { file: file.clone(), data_only };
+        Self { own: vec![Debt { handle: file.0.handle.clone(), what }], others: Vec::new() }
+    }
+}
+
+impl Fs {
+    /// Opens a regular file or a folder, as the caller, whom the kernel checks as at open(2).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::WrongType`], [`ErrorKind::Symlink`]: it is neither. [`ErrorKind::IsDirectory`]: a folder is to be written.
+    /// [`ErrorKind::ReadOnly`], and what the kernel says.
+    pub fn open(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        how: OpenHow,
+    ) -> Result<(OpenFile, Attr), FsError> {
+        let node = self.node(lane, handle)?;
+        let file_type = node.attr.file_type;
+        check_type(file_type, how)?;
+        let call = self.begin(lane, credential, handle, how.write || how.truncate)?;
+        let changing = how.truncate.then(|| self.attrs.changing(handle));
+        let opened = lane.as_caller(&call.caller, || self.reopen(&node.descriptor, how.flags()))?;
+        drop(changing);
+        let file = opened?;
+        let attr = attr_of(call.export, &file)?;
+        Ok((OpenFile::new(handle.clone(), file_type, file, how, call.caller), attr))
+    }
+
+    /// Makes a regular file and opens it, also for what its mode forbids, or opens the one that there is unless `exclusive`.
+    pub fn create_open(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        (mode, exclusive): (u32, bool),
+        how: OpenHow,
+    ) -> Changed<(OpenFile, Found)> {
+        let make = |place: &Place<'_>| self.make_open(place, mode, exclusive, how);
+        self.change_folder(lane, credential, dir, entry_name(name, ErrorKind::Exists), make, |place, file| {
+            let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
+            let caller = place.caller.clone();
+            Ok((OpenFile::new(found.handle.clone(), found.attr.file_type, file, how, caller), found))
+        })
+    }
+
+    /// As the caller.
+    fn make_open(&self, place: &Place<'_>, mode: u32, exclusive: bool, how: OpenHow) -> Result<OwnedFd, FsError> {
+        let (folder, name) = (&*place.folder, place.name.as_c_str());
+        let new = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let flags = how.flags().difference(OFlags::TRUNC) | new;
+        let permissions = Permissions::from_raw_mode(mode & 0o7777);
+        for _ in 0..TRIES {
+            match self.with_room(|| rustix::fs::openat2(folder, name, flags, permissions, INSIDE)) {
+                Ok(file) => {
+                    if let Err(error) = self.dress(place, &file, &SetAttr::default(), Some(mode & 0o7777)) {
+                        // What is not as it was asked for must not be there. The first error is the one to tell.
+                        rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
+                        return Err(error);
+                    }
+                    return Ok(file);
+                }
+                Err(Errno::EXIST) if exclusive => return Err(ErrorKind::Exists.into()),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(name_error(errno)),
+            }
+            match self.open_name(folder, name) {
+                Ok(object) => {
+                    let file_type = attr_of(place.export, &object)?.file_type;
+                    if file_type == FileType::Directory {
+                        return Err(ErrorKind::IsDirectory.into());
+                    }
+                    check_type(file_type, how)?;
+                    let _changing = self.changing_object(place.export, &object);
+                    return self.reopen(&object, how.flags());
+                }
+                // It was removed meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::TryLater.into())
+    }
+
+    /// Reads up to `into.len()` bytes; fewer at the end of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::BadMode`]: it is not open for reading. [`ErrorKind::IsDirectory`].
+    pub fn read_open(
+        &self,
+        lane: &Lane,
+        OpenFile(opened): &OpenFile,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, FsError> {
+        lane.check()?;
+        match opened.file_type {
+            FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
+            _ if !opened.how.read => return Err(ErrorKind::BadMode.into()),
+            _ => {}
+        }
+        // The time of the last access.
+        let _changing = self.attrs.changing(&opened.handle);
+        let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let wanted = into.len().min(room);
+        Ok(read_whole(&opened.file, offset, &mut into[..wanted])?)
+    }
+
+    /// Writes bytes, fewer than all if the medium got full on the way. Writes of one file happen one after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::BadMode`]: it is not open for writing. [`ErrorKind::TooBig`].
+    pub fn write_open(
+        &self,
+        lane: &mut Lane,
+        OpenFile(opened): &OpenFile,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, FsError> {
+        if !opened.how.write {
+            return Err(ErrorKind::BadMode.into());
+        }
+        if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
+            return Err(ErrorKind::TooBig.into());
+        }
+        let _changing = self.attrs.changing(&opened.handle);
+        Ok(lane.as_caller(&opened.caller, || write_whole(&opened.file, offset, data))??)
+    }
+
+    /// Changes the length of a file that is open for writing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::BadMode`]: it is not open for writing. [`ErrorKind::TooBig`].
+    pub fn resize_open(&self, lane: &mut Lane, OpenFile(opened): &OpenFile, size: u64) -> Result<(), FsError> {
+        if !opened.how.write {
+            return Err(ErrorKind::BadMode.into());
+        }
+        if size > FILE_SIZE_MAX {
+            return Err(ErrorKind::TooBig.into());
+        }
+        let _changing = self.attrs.changing(&opened.handle);
+        Ok(lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??)
+    }
+
+    /// The attributes of what is open.
+    pub fn attr_open(&self, lane: &Lane, OpenFile(opened): &OpenFile) -> Result<Attr, FsError> {
+        lane.check()?;
+        attr_of(self.export(&opened.handle)?, &opened.file)
+    }
+
+    /// Lists the entries of an open folder, as [`Fs::list`] does, from behind the one with this cookie; 0: from the start. True at
+    /// the end. `take` must not block.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotDirectory`]. [`ErrorKind::BadCookie`]: the file system gave no such cookie.
+    pub fn list_open(
+        &self,
+        lane: &mut Lane,
+        OpenFile(opened): &OpenFile,
+        cookie: u64,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<bool, FsError> {
+        if opened.file_type != FileType::Directory {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        lane.check()?;
+        if i64::try_from(cookie).is_err() {
+            return Err(ErrorKind::BadCookie.into());
+        }
+        let export = self.export(&opened.handle)?;
+        // What lies above the root is not part of the export.
+        let is_root = opened.handle == *export.root();
+        let _changing = self.attrs.changing(&opened.handle);
+        let _position = opened.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = lane.take_entries();
+        let listed = each_entry(&opened.file, cookie, &mut memory, &mut |raw| {
+            let entry = Entry::of(raw);
+            take(if is_root && entry.name == b".." { Entry { fileid: export.root_inode, ..entry } } else { entry })
+        });
+        lane.put_entries(memory);
+        listed
+    }
+}
+
+/// Other types than regular files and folders are not opened: a FIFO or a device could block.
+fn check_type(file_type: FileType, how: OpenHow) -> Result<(), FsError> {
+    match file_type {
+        FileType::Regular => Ok(()),
+        FileType::Directory if how.write || how.truncate => Err(ErrorKind::IsDirectory.into()),
+        FileType::Directory => Ok(()),
+        FileType::Symlink => Err(ErrorKind::Symlink.into()),
+        _ => Err(ErrorKind::WrongType.into()),
+    }
+}
+
+/// Brings what is open to the medium.
+pub(crate) fn sync_opened(OpenFile(opened): &OpenFile, data_only: bool) -> Result<(), FsError> {
+    let synced = if data_only { rustix::fs::fdatasync(&opened.file) } else { rustix::fs::fsync(&opened.file) };
+    match synced {
+        // The file system has no medium.
+        Err(Errno::INVAL) => Ok(()),
+        other => Ok(other?),
+    }
+}
