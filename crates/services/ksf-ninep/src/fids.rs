@@ -1,0 +1,227 @@
+//! The fids of one connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ksf_fs::{Credential, Handle, OpenFile};
+
+use crate::errno::Errno;
+
+/// Memory that a fid takes, about: the handles of an object and its folder, and a name.
+pub(crate) const FID_BYTES: usize = 512;
+
+/// What a fid was walked to.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) handle: Handle,
+    /// The user of the attach.
+    pub(crate) caller: Arc<Credential>,
+    /// Where it was found; `None`: it is the root of its attach, or was found by `..`.
+    pub(crate) place: Option<Place>,
+}
+
+/// A name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) dir: Handle,
+    pub(crate) name: Box<[u8]>,
+}
+
+/// A fid as one request has met it: a later one of the same number is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FidId {
+    fid: u32,
+    number: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    /// A request that is under way will make it.
+    Reserved,
+    Walked(Arc<Node>),
+    /// A request that is under way will open it.
+    Opening(Arc<Node>),
+    Open(Arc<Node>, OpenFile),
+}
+
+#[derive(Debug)]
+struct Fid {
+    number: u64,
+    state: State,
+}
+
+/// The table, bounded.
+#[derive(Debug)]
+pub(crate) struct Fids {
+    fids: HashMap<u32, Fid>,
+    fids_max: usize,
+    last_number: u64,
+}
+
+impl Fids {
+    pub(crate) fn new(fids_max: usize) -> Self {
+        Self { fids: HashMap::new(), fids_max, last_number: 0 }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.fids.len()
+    }
+
+    /// Takes a number for what a request will find.
+    pub(crate) fn reserve(&mut self, fid: u32) -> Result<FidId, Errno> {
+        self.insert(fid, State::Reserved)
+    }
+
+    /// Makes a fid of what is known already.
+    pub(crate) fn make(&mut self, fid: u32, node: Arc<Node>) -> Result<(), Errno> {
+        self.insert(fid, State::Walked(node)).map(drop)
+    }
+
+    fn insert(&mut self, fid: u32, state: State) -> Result<FidId, Errno> {
+        if self.fids.contains_key(&fid) || fid == ksf_proto::p9::NO_FID {
+            return Err(Errno::INVAL);
+        }
+        if self.fids.len() >= self.fids_max {
+            return Err(Errno::MFILE);
+        }
+        self.last_number += 1;
+        self.fids.insert(fid, Fid { number: self.last_number, state });
+        Ok(FidId { fid, number: self.last_number })
+    }
+
+    /// What a fid names.
+    pub(crate) fn node(&self, fid: u32) -> Result<&Arc<Node>, Errno> {
+        match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
+            State::Reserved => Err(Errno::BADF),
+            State::Walked(node) | State::Opening(node) | State::Open(node, _) => Ok(node),
+        }
+    }
+
+    /// What a fid names, and what is open of it.
+    pub(crate) fn both(&self, fid: u32) -> Result<(&Arc<Node>, Option<&OpenFile>), Errno> {
+        let node = self.node(fid)?;
+        let open = match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
+            State::Open(_, file) => Some(file),
+            _ => None,
+        };
+        Ok((node, open))
+    }
+
+    /// The open file of a fid.
+    pub(crate) fn open(&self, fid: u32) -> Result<&OpenFile, Errno> {
+        self.both(fid)?.1.ok_or(Errno::BADF)
+    }
+
+    /// What a fid names that is not open, with the id by which a request will change it.
+    pub(crate) fn closed(&self, fid: u32) -> Result<(FidId, &Arc<Node>), Errno> {
+        let found = self.fids.get(&fid).ok_or(Errno::BADF)?;
+        match &found.state {
+            State::Reserved => Err(Errno::BADF),
+            State::Walked(node) => Ok((FidId { fid, number: found.number }, node)),
+            State::Opening(_) | State::Open(..) => Err(Errno::INVAL),
+        }
+    }
+
+    /// A request will open what this fid names.
+    pub(crate) fn begin_open(&mut self, fid: u32) -> Result<(FidId, Arc<Node>), Errno> {
+        let (id, node) = self.closed(fid)?;
+        let node = Arc::clone(node);
+        self.set(id, State::Opening(Arc::clone(&node)));
+        Ok((id, node))
+    }
+
+    /// An open file of this object, under whichever fid.
+    pub(crate) fn open_of(&self, handle: &Handle) -> Option<&OpenFile> {
+        self.fids.values().find_map(|fid| match &fid.state {
+            State::Open(_, file) if file.handle() == handle => Some(file),
+            _ => None,
+        })
+    }
+
+    /// Gives a fid back: what it named, and what was open of it.
+    pub(crate) fn remove(&mut self, fid: u32) -> Result<(Arc<Node>, Option<OpenFile>), Errno> {
+        self.node(fid)?;
+        match self.fids.remove(&fid).ok_or(Errno::BADF)?.state {
+            State::Reserved => Err(Errno::BADF),
+            State::Walked(node) | State::Opening(node) => Ok((node, None)),
+            State::Open(node, file) => Ok((node, Some(file))),
+        }
+    }
+
+    /// Gives all back: what was open of them.
+    pub(crate) fn clear(&mut self) -> Vec<OpenFile> {
+        let fids = std::mem::take(&mut self.fids);
+        fids.into_values()
+            .filter_map(|fid| if let State::Open(_, file) = fid.state { Some(file) } else { None })
+            .collect()
+    }
+
+    /// Does what a request that ended has found, unless the fid was given back meanwhile. Returns what is to be closed.
+    pub(crate) fn apply(&mut self, change: Change) -> Option<OpenFile> {
+        match change {
+            Change::Found(id, node) => {
+                self.set(id, State::Walked(node));
+            }
+            Change::Free(id) => {
+                if self.fids.get(&id.fid).is_some_and(|fid| fid.number == id.number) {
+                    self.fids.remove(&id.fid);
+                }
+            }
+            Change::Opened(id, node, file) => {
+                if !self.is_there(id) {
+                    return Some(file);
+                }
+                self.set(id, State::Open(node, file));
+            }
+            Change::NotOpened(id, node) => {
+                self.set(id, State::Walked(node));
+            }
+            Change::Moved(from, to) => self.follow(&from, &to),
+        }
+        None
+    }
+
+    fn is_there(&self, id: FidId) -> bool {
+        self.fids.get(&id.fid).is_some_and(|fid| fid.number == id.number)
+    }
+
+    fn set(&mut self, id: FidId, state: State) {
+        if let Some(fid) = self.fids.get_mut(&id.fid).filter(|fid| fid.number == id.number) {
+            fid.state = state;
+        }
+    }
+
+    /// A name was moved: what was found under it has the new one.
+    fn follow(&mut self, from: &Place, to: &Place) {
+        for fid in self.fids.values_mut() {
+            let (State::Walked(node) | State::Opening(node) | State::Open(node, _)) = &mut fid.state else { continue };
+            if node.place.as_ref() == Some(from) {
+                let (handle, caller) = (node.handle.clone(), Arc::clone(&node.caller));
+                *node = Arc::new(Node { handle, caller, place: Some(to.clone()) });
+            }
+        }
+    }
+}
+
+/// What a request changes of the fids when it ends.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// The fid names this.
+    Found(FidId, Arc<Node>),
+    /// There was nothing to be found for it.
+    Free(FidId),
+    /// The fid names this, and it is open.
+    Opened(FidId, Arc<Node>, OpenFile),
+    /// It could not be opened.
+    NotOpened(FidId, Arc<Node>),
+    /// What had the first name has the second.
+    Moved(Place, Place),
+}
+
+impl Change {
+    /// What it opened.
+    pub(crate) fn into_file(self) -> Option<OpenFile> {
+        if let Self::Opened(_, _, file) = self { Some(file) } else { None }
+    }
+}

@@ -1,0 +1,469 @@
+//! The service: from a message to a lane and back.
+
+use std::any::Any;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ksf::deferred::Deferred;
+use ksf::framing::{Endian, Framing, LengthPrefix};
+use ksf::pool::Chunk;
+use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
+use ksf_fs::{Credential, Lane, Lanes, OpenFile, Owed, Sender};
+use ksf_proto::p9::{
+    Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
+    UNLINK_DIRECTORY, VERSION, open_flag,
+};
+
+use crate::errno::Errno;
+use crate::fids::{FID_BYTES, Node};
+use crate::server::{Core, MSIZE_MIN};
+use crate::session::Session;
+use crate::wire::{how_of, set_attr_of, stat_of};
+use crate::work::{Answer, Done, Work, put_error};
+
+/// Length in front of a message, which counts itself.
+const SIZE: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
+
+/// Longest reply without data: Rgetattr, and Rwalk with 16 objects.
+const FIXED_BYTES: usize = 256;
+/// Longest target of a symbolic link that the kernel makes: PATH_MAX.
+const TARGET_BYTES_MAX: usize = 4096;
+
+const TREADLINK: u8 = 22;
+const TREADDIR: u8 = 40;
+const TATTACH: u8 = 104;
+const TWALK: u8 = 110;
+const TREAD: u8 = 116;
+
+/// Answers the clients of a 9P2000.L server.
+pub struct NinepService {
+    pub(crate) name: String,
+    pub(crate) core: Arc<Core>,
+    pub(crate) lanes: Arc<Lanes>,
+}
+
+/// What becomes of a request on the shard.
+enum Next {
+    /// It is answered.
+    Answered,
+    /// A lane carries it out.
+    Lane(Work),
+    /// A lane does, when the groups of its user are known.
+    Attach(Box<Credential>, Work),
+}
+
+impl Service for NinepService {
+    type Shard = ();
+    type Conn = Session;
+    type Mode = ksf::Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile {
+            // Tags match replies with requests.
+            order: Order::Free,
+            // The data of a Twrite lie where they were received until they are in the file.
+            keeps_messages: true,
+            ..Profile::new(&self.name, Framing::LengthPrefix(SIZE))
+        }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), peer: &Peer) -> Result<Session, Refused> {
+        let sender = Sender::new(if let Peer::Tcp(address) = peer { Some(*address) } else { None });
+        Ok(Session::new(sender, self.core.fids_max))
+    }
+
+    fn call(&self, (): &mut (), session: &mut Session, message: &Message<'_>, reply: &mut Replies<'_>) {
+        let started = Instant::now();
+        let Ok(Header { kind, tag }) = Header::parse(message.bytes()) else { return reply.close() };
+        let request = match Request::parse(message.bytes()) {
+            Ok((_, Request::Version { msize, version })) => {
+                let is_fine = self.version(session, tag, msize, version, reply);
+                return self.core.counters.answered(kind, is_fine, started.elapsed());
+            }
+            // Two replies with one tag would be taken for each other.
+            _ if session.is_outstanding(tag) => {
+                self.core.counters.tag_reused();
+                return reply.close();
+            }
+            _ if session.msize == 0 => Err(Errno::PROTO),
+            _ if message.bytes().len() > session.msize as usize => Err(Errno::MSGSIZE),
+            Ok((_, request)) => Ok(request),
+            Err(P9Error::Kind { .. }) => Err(Errno::NOTSUP),
+            Err(_) => Err(Errno::PROTO),
+        };
+        let next = request.and_then(|request| {
+            // A fid takes memory for as long as the client wants.
+            if reply.session_room() < FID_BYTES && matches!(kind, TATTACH | TWALK) {
+                return Err(Errno::NOMEM);
+            }
+            self.begin(session, tag, request, message, reply)
+        });
+        match next {
+            Ok(Next::Answered) => self.core.counters.answered(kind, true, started.elapsed()),
+            Ok(Next::Lane(work)) => {
+                let job = self.job(session, (kind, tag), started, self.reply_bytes_of(session, message.bytes()), reply);
+                job.submit(&self.lanes, work);
+            }
+            Ok(Next::Attach(caller, work)) => {
+                let job = self.job(session, (kind, tag), started, FIXED_BYTES, reply);
+                let (handle, lanes) = (work.handle().clone(), Arc::clone(&self.lanes));
+                self.core.fs.look_up_groups(*caller, &handle, move |caller| match (caller, work) {
+                    (Ok(caller), Work::Attach { id, root, names, .. }) => {
+                        job.submit(&lanes, Work::Attach { id, caller: Arc::new(caller), root, names });
+                    }
+                    (caller, work) => {
+                        let errno = caller.err().map_or(Errno::IO, Errno::from);
+                        let undo = work.undo();
+                        job.end(Done { answer: Answer::Error(errno), change: undo });
+                    }
+                });
+            }
+            Err(errno) => {
+                self.core.counters.answered(kind, false, started.elapsed());
+                reply.message(|out| put_error(tag, errno, out));
+            }
+        }
+    }
+
+    fn resume(&self, (): &mut (), session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
+        let Ok(ended) = state.downcast::<Ended>() else { return reply.close() };
+        let Ended { kind, tag, session: number, started, done: Done { answer, change }, unnamed } = *ended;
+        if number != session.number() {
+            if let Some(file) = change.and_then(|change| change.into_file()) {
+                self.close_files(vec![file]);
+            }
+            return;
+        }
+        // What has no name any more is known by what is open of it, under whichever fid.
+        if let (Some(node), Answer::Error(Errno::STALE)) = (unnamed, &answer)
+            && let Some(file) = session.fids.open_of(&node.handle)
+        {
+            let work = Work::Getattr { node, open: Some(file.clone()) };
+            let core = Arc::clone(&self.core);
+            let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
+            return job.submit(&self.lanes, work);
+        }
+        if let Some(file) = session.apply(change) {
+            self.close_files(vec![file]);
+        }
+        self.core.counters.answered(kind, !matches!(answer, Answer::Error(_)), started.elapsed());
+        match answer {
+            Answer::Message(message) => reply.owned(message),
+            Answer::Data(kind, data) => {
+                let bytes = data.len() as u32;
+                // From where they lie.
+                reply.parts(|out| Reply::put_read_head(kind, tag, bytes, out), Chunk::from_vec(data), &[]);
+            }
+            Answer::Error(errno) => reply.message(|out| put_error(tag, errno, out)),
+        }
+        // Behind the reply, which is in the output already.
+        for (flush, way) in session.end(tag) {
+            let mut message = Vec::new();
+            match (Reply::Flush {}).put(flush, &mut message) {
+                Ok(()) => way.reply(message),
+                Err(_) => way.no_reply(),
+            }
+        }
+    }
+
+    fn reply_bytes(&self, (): &mut (), session: &mut Session, message: &[u8]) -> usize {
+        self.reply_bytes_of(session, message)
+    }
+
+    fn session(&self, session: &Session) -> SessionState {
+        SessionState { is_stranger: session.msize == 0, bytes: session.bytes(), ..SessionState::default() }
+    }
+
+    fn close(&self, (): &mut (), mut session: Session) {
+        self.close_files(session.restart(0));
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("tags_reused", self.core.counters.tags_reused())]
+    }
+}
+
+impl NinepService {
+    /// Begins a session. False: the client asks for another protocol, or for messages that are too short for it.
+    fn version(&self, session: &mut Session, tag: u16, msize: u32, version: &[u8], reply: &mut Replies<'_>) -> bool {
+        let is_known = version == VERSION;
+        let is_fine = is_known && msize >= MSIZE_MIN;
+        let msize = msize.min(self.core.msize_max);
+        self.close_files(session.restart(if is_fine { msize } else { 0 }));
+        let answer = Reply::Version { msize, version: if is_known { VERSION } else { UNKNOWN_VERSION } };
+        reply.message(|out| {
+            if is_known && !is_fine || answer.put(tag, out).is_err() {
+                put_error(tag, Errno::INVAL, out);
+            }
+        });
+        is_fine
+    }
+
+    /// Closes files where that may wait.
+    fn close_files(&self, files: Vec<OpenFile>) {
+        if let Some(first) = files.first() {
+            let share = self.core.fs.share_of(first.handle());
+            self.lanes.submit(share, 0, move |_| drop(files));
+        }
+    }
+
+    fn job(
+        &self,
+        session: &mut Session,
+        (kind, tag): (u8, u16),
+        started: Instant,
+        reply_bytes: usize,
+        reply: &mut Replies<'_>,
+    ) -> Job {
+        session.begin(tag);
+        let (core, way) = (Arc::clone(&self.core), reply.defer_for(reply_bytes));
+        Job { core, way, kind, tag, session: session.number(), started }
+    }
+
+    /// Most bytes that the reply to a message may have.
+    fn reply_bytes_of(&self, session: &Session, message: &[u8]) -> usize {
+        match message.get(4) {
+            Some(&(TREAD | TREADDIR)) => {
+                // Behind head, fid and offset.
+                let count = message.get(19..23).and_then(|count| count.try_into().ok()).map_or(0, u32::from_le_bytes);
+                FIXED_BYTES + data_bytes(session, count) as usize
+            }
+            Some(&TREADLINK) => FIXED_BYTES + TARGET_BYTES_MAX,
+            _ => FIXED_BYTES,
+        }
+    }
+
+    /// Answers a request, or says what a lane has to do for it.
+    fn begin(
+        &self,
+        session: &mut Session,
+        tag: u16,
+        request: Request<'_>,
+        message: &Message<'_>,
+        reply: &mut Replies<'_>,
+    ) -> Result<Next, Errno> {
+        let iounit = session.msize - IO_HEAD_BYTES as u32;
+        let fids = &mut session.fids;
+        let shared = |node: &Arc<Node>| Arc::clone(node);
+        Ok(Next::Lane(match request {
+            // Answered before.
+            Request::Version { .. } => return Err(Errno::PROTO),
+            // No authentication is required.
+            Request::Auth { .. } => return Err(Errno::NOENT),
+            Request::Attach { fid, afid, uname, aname, n_uname } => {
+                return self.attach(session, (fid, afid), uname, aname, n_uname);
+            }
+            Request::Flush { oldtag } => {
+                if !session.wait_for(oldtag, tag, || reply.defer_for(FIXED_BYTES)) {
+                    say(reply, tag, Reply::Flush {})?;
+                }
+                return Ok(Next::Answered);
+            }
+            Request::Walk { fid, newfid, names } if names.is_empty() => {
+                if fid != newfid {
+                    let node = shared(fids.node(fid)?);
+                    fids.make(newfid, node)?;
+                }
+                fids.node(fid)?;
+                say(reply, tag, Reply::Walk { qids: Qids::default() })?;
+                return Ok(Next::Answered);
+            }
+            Request::Walk { fid, newfid, names } => {
+                let (id, from) = if fid == newfid {
+                    let (id, node) = fids.closed(fid)?;
+                    (id, shared(node))
+                } else {
+                    let node = shared(fids.node(fid)?);
+                    (fids.reserve(newfid)?, node)
+                };
+                Work::Walk { id, from, names: names.iter().map(Box::from).collect(), in_place: fid == newfid }
+            }
+            Request::Lopen { fid, flags } => {
+                let (id, node) = fids.begin_open(fid)?;
+                let directory = flags & open_flag::DIRECTORY != 0;
+                Work::Open { id, node, how: how_of(flags), directory, iounit }
+            }
+            Request::Lcreate { fid, name, flags, mode, gid } => {
+                let (id, dir) = fids.begin_open(fid)?;
+                let exclusive = flags & open_flag::EXCLUSIVE != 0;
+                Work::Create { id, dir, name: name.into(), mode, exclusive, gid, how: how_of(flags), iounit }
+            }
+            Request::Read { fid, offset, count } => {
+                let file = fids.open(fid)?.clone();
+                Work::Read { file, offset, count: data_bytes(session, count) }
+            }
+            Request::Readdir { fid, offset, count } => {
+                let folder = fids.open(fid)?.clone();
+                Work::Readdir { folder, offset, count: data_bytes(session, count) }
+            }
+            Request::Readlink { fid } => Work::Readlink { node: shared(fids.node(fid)?) },
+            Request::Getattr { fid, .. } => {
+                let (node, open) = fids.both(fid)?;
+                if let Some(attr) = self.core.fs.known_attr(&node.handle) {
+                    say(reply, tag, Reply::Getattr { stat: stat_of(&attr) })?;
+                    return Ok(Next::Answered);
+                }
+                Work::Getattr { node: shared(node), open: open.cloned() }
+            }
+            Request::Statfs { fid } => Work::Statfs { node: shared(fids.node(fid)?) },
+            Request::Clunk { fid } => match fids.remove(fid)? {
+                (_, Some(file)) => Work::Clunk { file },
+                (_, None) => {
+                    say(reply, tag, Reply::Clunk {})?;
+                    return Ok(Next::Answered);
+                }
+            },
+            Request::Write { fid, offset, data } => {
+                let file = fids.open(fid)?.clone();
+                // They are the end of the message.
+                let end = message.bytes().len();
+                Work::Write { file, offset, data: message.keep_part(end - data.0.len()..end) }
+            }
+            Request::Setattr { fid, to } => {
+                let (node, open) = fids.both(fid)?;
+                Work::Setattr { node: shared(node), open: open.cloned(), to: set_attr_of(&to) }
+            }
+            Request::Mkdir { dfid, name, mode, gid } => {
+                Work::Mkdir { dir: shared(fids.node(dfid)?), name: name.into(), mode, gid }
+            }
+            Request::Symlink { dfid, name, target, gid } => {
+                Work::Symlink { dir: shared(fids.node(dfid)?), name: name.into(), target: target.into(), gid }
+            }
+            Request::Mknod { dfid, name, mode, major, minor, gid } => {
+                let (dir, device) = (shared(fids.node(dfid)?), (major, minor));
+                Work::Mknod { dir, name: name.into(), mode, device, gid }
+            }
+            Request::Link { dfid, fid, name } => {
+                Work::Link { dir: shared(fids.node(dfid)?), node: shared(fids.node(fid)?), name: name.into() }
+            }
+            Request::Rename { fid, dfid, name } => {
+                Work::Rename { node: shared(fids.node(fid)?), dir: shared(fids.node(dfid)?), name: name.into() }
+            }
+            Request::Renameat { olddirfid, oldname, newdirfid, newname } => {
+                let (from, to) = (shared(fids.node(olddirfid)?), shared(fids.node(newdirfid)?));
+                Work::Renameat { from, from_name: oldname.into(), to, to_name: newname.into() }
+            }
+            Request::Unlinkat { dirfid, name, flags } => {
+                let directory = flags & UNLINK_DIRECTORY != 0;
+                Work::Unlinkat { dir: shared(fids.node(dirfid)?), name: name.into(), directory }
+            }
+            Request::Remove { fid } => {
+                let (node, open) = fids.remove(fid)?;
+                Work::Remove { node, open }
+            }
+            Request::Fsync { fid, datasync } => Work::Fsync { file: fids.open(fid)?.clone(), data_only: datasync != 0 },
+            Request::Xattrwalk { .. }
+            | Request::Xattrcreate { .. }
+            | Request::Lock { .. }
+            | Request::Getlock { .. } => return Err(Errno::NOTSUP),
+        }))
+    }
+
+    /// Attaches to an export, or to a folder below one.
+    fn attach(
+        &self,
+        session: &mut Session,
+        (fid, afid): (u32, u32),
+        uname: &[u8],
+        aname: &[u8],
+        n_uname: u32,
+    ) -> Result<Next, Errno> {
+        if afid != NO_FID {
+            return Err(Errno::BADF);
+        }
+        let all = &self.core.exports.all;
+        let (exported, below) = match (aname, all.as_slice()) {
+            // There is no other that could be meant.
+            (b"", [only]) => (only, Vec::new()),
+            (path, _) => {
+                let path = Path::new(std::ffi::OsStr::from_bytes(path));
+                self.core.exports.of_path(path).ok_or(Errno::NOENT)?
+            }
+        };
+        if !exported.admits(session.sender) {
+            return Err(Errno::ACCES);
+        }
+        let uid = match n_uname {
+            NO_UID => std::str::from_utf8(uname).ok().and_then(|name| name.parse().ok()),
+            uid => Some(uid),
+        };
+        let mut caller = uid.map_or_else(Credential::anonymous, Credential::of_user);
+        let root = exported.export.root().clone();
+        let has_groups = self.core.fs.has_groups(&mut caller, &root);
+        let id = session.fids.reserve(fid)?;
+        let names = below.iter().map(|name| name.as_os_str().as_bytes().into()).collect();
+        let work = Work::Attach { id, caller: Arc::new(caller.clone()), root, names };
+        Ok(if has_groups { Next::Lane(work) } else { Next::Attach(Box::new(caller), work) })
+    }
+}
+
+/// Data that a reply has room for.
+fn data_bytes(session: &Session, count: u32) -> u32 {
+    count.min(session.msize.saturating_sub(READ_HEAD_BYTES as u32))
+}
+
+/// Answers at once.
+fn say(reply: &mut Replies<'_>, tag: u16, answer: Reply<'_>) -> Result<(), Errno> {
+    reply.message(|out| answer.put(tag, out)).map_err(|_| Errno::IO)
+}
+
+/// A request that a lane carries out, and the way back.
+struct Job {
+    core: Arc<Core>,
+    way: Deferred,
+    kind: u8,
+    tag: u16,
+    session: u64,
+    started: Instant,
+}
+
+/// A request that was carried out, on its way back.
+struct Ended {
+    kind: u8,
+    tag: u16,
+    session: u64,
+    started: Instant,
+    done: Done,
+    /// What a Tgetattr asked for by its handle.
+    unnamed: Option<Arc<Node>>,
+}
+
+impl Job {
+    fn submit(self, lanes: &Lanes, work: Work) {
+        let share = self.core.fs.share_of(work.handle());
+        lanes.submit(share, work.bytes(), move |lane| self.run(work, lane));
+    }
+
+    /// On the lane. What it leaves to be synced is synced elsewhere before it is answered.
+    fn run(self, work: Work, lane: &mut Lane) {
+        let fs = Arc::clone(&self.core.fs);
+        let (synced, undo) = match &work {
+            Work::Fsync { file, data_only } => (Some(Owed::sync(file.clone(), *data_only)), None),
+            work => (None, work.undo()),
+        };
+        let unnamed = match &work {
+            Work::Getattr { node, open: None } => Some(Arc::clone(node)),
+            _ => None,
+        };
+        let (done, owed) = lane.owing(|lane| work.run(&fs, lane, self.tag));
+        lane.settle(&fs, synced.unwrap_or(owed), size_of::<Self>(), move |_, settled| match settled {
+            Ok(()) => self.end_with(done, unnamed),
+            Err(error) => self.end(Done { answer: Answer::Error(error.into()), change: undo }),
+        });
+    }
+
+    fn end(self, done: Done) {
+        self.end_with(done, None);
+    }
+
+    fn end_with(self, done: Done, unnamed: Option<Arc<Node>>) {
+        let Self { core: _, way, kind, tag, session, started } = self;
+        way.resume(Ended { kind, tag, session, started, done, unnamed });
+    }
+}

@@ -1,0 +1,466 @@
+//! Requests on their lane: what the file layer is asked for, and the reply.
+
+use std::sync::Arc;
+
+use ksf::pool::Chunk;
+use ksf_fs::{
+    Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Node as Special, OpenFile, OpenHow,
+    SetAttr,
+};
+use ksf_proto::p9::{HEADER_BYTES, Qid, Qids, Reply};
+
+use crate::errno::Errno;
+use crate::fids::{Change, FidId, Node, Place};
+use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of};
+
+/// A name in a folder.
+pub(crate) type Name = Box<[u8]>;
+
+/// A request with all that it needs.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// The root of an export, and names below it.
+    Attach {
+        id: FidId,
+        caller: Arc<Credential>,
+        root: Handle,
+        names: Vec<Name>,
+    },
+    Walk {
+        id: FidId,
+        from: Arc<Node>,
+        names: Vec<Name>,
+        in_place: bool,
+    },
+    Open {
+        id: FidId,
+        node: Arc<Node>,
+        how: OpenHow,
+        directory: bool,
+        iounit: u32,
+    },
+    Create {
+        id: FidId,
+        dir: Arc<Node>,
+        name: Name,
+        mode: u32,
+        exclusive: bool,
+        gid: u32,
+        how: OpenHow,
+        iounit: u32,
+    },
+    Read {
+        file: OpenFile,
+        offset: u64,
+        count: u32,
+    },
+    Readdir {
+        folder: OpenFile,
+        offset: u64,
+        count: u32,
+    },
+    Readlink {
+        node: Arc<Node>,
+    },
+    Getattr {
+        node: Arc<Node>,
+        open: Option<OpenFile>,
+    },
+    Statfs {
+        node: Arc<Node>,
+    },
+    /// The last use of what was open; it is closed with this.
+    Clunk {
+        file: OpenFile,
+    },
+    Write {
+        file: OpenFile,
+        offset: u64,
+        data: Chunk,
+    },
+    Setattr {
+        node: Arc<Node>,
+        open: Option<OpenFile>,
+        to: SetAttr,
+    },
+    Mkdir {
+        dir: Arc<Node>,
+        name: Name,
+        mode: u32,
+        gid: u32,
+    },
+    Symlink {
+        dir: Arc<Node>,
+        name: Name,
+        target: Box<[u8]>,
+        gid: u32,
+    },
+    Mknod {
+        dir: Arc<Node>,
+        name: Name,
+        mode: u32,
+        device: (u32, u32),
+        gid: u32,
+    },
+    Link {
+        dir: Arc<Node>,
+        node: Arc<Node>,
+        name: Name,
+    },
+    Rename {
+        node: Arc<Node>,
+        dir: Arc<Node>,
+        name: Name,
+    },
+    Renameat {
+        from: Arc<Node>,
+        from_name: Name,
+        to: Arc<Node>,
+        to_name: Name,
+    },
+    Unlinkat {
+        dir: Arc<Node>,
+        name: Name,
+        directory: bool,
+    },
+    /// What is open of it is closed with this.
+    Remove {
+        node: Arc<Node>,
+        open: Option<OpenFile>,
+    },
+    Fsync {
+        file: OpenFile,
+        data_only: bool,
+    },
+}
+
+/// What is sent.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// A whole message.
+    Message(Vec<u8>),
+    /// The data of a message of this type.
+    Data(u8, Vec<u8>),
+    /// Rlerror.
+    Error(Errno),
+}
+
+/// A request that was carried out.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) answer: Answer,
+    pub(crate) change: Option<Change>,
+}
+
+impl From<Errno> for Done {
+    fn from(errno: Errno) -> Self {
+        Self { answer: Answer::Error(errno), change: None }
+    }
+}
+
+impl Done {
+    fn message(tag: u16, reply: Reply<'_>, change: Option<Change>) -> Self {
+        let mut message = Vec::with_capacity(64);
+        let answer = match reply.put(tag, &mut message) {
+            Ok(()) => Answer::Message(message),
+            // Nothing that the kernel tells is so long.
+            Err(_) => Answer::Error(Errno::IO),
+        };
+        Self { answer, change }
+    }
+}
+
+impl Work {
+    /// The object that it is about, whose export has the queue that it waits in.
+    pub(crate) fn handle(&self) -> &Handle {
+        match self {
+            Self::Attach { root, .. } => root,
+            Self::Walk { from: node, .. }
+            | Self::Open { node, .. }
+            | Self::Create { dir: node, .. }
+            | Self::Readlink { node }
+            | Self::Getattr { node, .. }
+            | Self::Statfs { node }
+            | Self::Setattr { node, .. }
+            | Self::Mkdir { dir: node, .. }
+            | Self::Symlink { dir: node, .. }
+            | Self::Mknod { dir: node, .. }
+            | Self::Link { dir: node, .. }
+            | Self::Rename { node, .. }
+            | Self::Renameat { from: node, .. }
+            | Self::Unlinkat { dir: node, .. }
+            | Self::Remove { node, .. } => &node.handle,
+            Self::Read { file, .. }
+            | Self::Readdir { folder: file, .. }
+            | Self::Clunk { file }
+            | Self::Write { file, .. }
+            | Self::Fsync { file, .. } => file.handle(),
+        }
+    }
+
+    /// Bytes of memory that it takes until it is carried out.
+    pub(crate) fn bytes(&self) -> usize {
+        let more = match self {
+            Self::Write { data, .. } => data.len(),
+            Self::Symlink { target, .. } => target.len(),
+            _ => 0,
+        };
+        size_of::<Self>() + more
+    }
+
+    /// What becomes of its fid if it fails.
+    pub(crate) fn undo(&self) -> Option<Change> {
+        match self {
+            Self::Attach { id, .. } | Self::Walk { id, in_place: false, .. } => Some(Change::Free(*id)),
+            Self::Open { id, node, .. } => Some(Change::NotOpened(*id, Arc::clone(node))),
+            Self::Create { id, dir, .. } => Some(Change::NotOpened(*id, Arc::clone(dir))),
+            _ => None,
+        }
+    }
+
+    /// Carries it out, but for syncs.
+    pub(crate) fn run(self, fs: &Fs, lane: &mut Lane, tag: u16) -> Done {
+        let undo = self.undo();
+        self.try_run(fs, lane, tag).unwrap_or_else(|errno| Done { answer: Answer::Error(errno), change: undo })
+    }
+
+    fn try_run(self, fs: &Fs, lane: &mut Lane, tag: u16) -> Result<Done, Errno> {
+        let plain = |reply: Reply<'_>| Done::message(tag, reply, None);
+        Ok(match self {
+            Self::Attach { id, caller, root, names } => {
+                let from = Node { handle: root, caller, place: None };
+                let attr = fs.getattr(lane, &from.handle)?;
+                let walked = walk(fs, lane, &from, &names)?;
+                if walked.qids.len() < names.len() {
+                    return Err(walked.stopped.unwrap_or(Errno::NOENT));
+                }
+                let qid = walked.qids.last().copied().unwrap_or_else(|| qid_of(&attr));
+                let node = walked.node.unwrap_or(from);
+                // What is above it is no part of the attach.
+                let node = Arc::new(Node { place: None, ..node });
+                Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, node)))
+            }
+            Self::Walk { id, from, names, in_place } => {
+                let walked = walk(fs, lane, &from, &names)?;
+                if let Some(errno) = walked.stopped.filter(|_| walked.qids.is_empty()) {
+                    return Err(errno);
+                }
+                let change = match walked.node.filter(|_| walked.qids.len() == names.len()) {
+                    Some(node) => Some(Change::Found(id, Arc::new(node))),
+                    None => (!in_place).then_some(Change::Free(id)),
+                };
+                let mut buffer = Vec::new();
+                let qids = Qids::of(&walked.qids, &mut buffer).map_err(|_| Errno::IO)?;
+                Done::message(tag, Reply::Walk { qids }, change)
+            }
+            Self::Open { id, node, how, directory, iounit } => {
+                let (file, attr) = fs.open(lane, &node.caller, &node.handle, how)?;
+                if directory && file.file_type() != FileType::Directory {
+                    return Err(Errno::NOTDIR);
+                }
+                let reply = Reply::Lopen { qid: qid_of(&attr), iounit };
+                Done::message(tag, reply, Some(Change::Opened(id, node, file)))
+            }
+            Self::Create { id, dir, name, mode, exclusive, gid, how, iounit } => {
+                let caller = dir.caller.with_group(gid);
+                let made = fs.create_open(lane, &caller, &dir.handle, &name, (mode, exclusive), how);
+                let (file, found) = made.result?;
+                let reply = Reply::Lcreate { qid: qid_of(&found.attr), iounit };
+                let place = Some(Place { dir: dir.handle.clone(), name });
+                let node = Node { handle: found.handle, caller: Arc::clone(&dir.caller), place };
+                Done::message(tag, reply, Some(Change::Opened(id, Arc::new(node), file)))
+            }
+            Self::Read { file, offset, count } => {
+                let mut data = vec![0; count as usize];
+                let count = fs.read_open(lane, &file, offset, &mut data)?;
+                data.truncate(count);
+                if data.capacity() / 2 > data.len() {
+                    // The end of the file: what waits to be sent is counted by its length.
+                    data.shrink_to_fit();
+                }
+                Done { answer: Answer::Data(Reply::Read { data: Default::default() }.kind(), data), change: None }
+            }
+            Self::Readdir { folder, offset, count } => {
+                let data = list(fs, lane, &folder, offset, count as usize)?;
+                Done { answer: Answer::Data(Reply::Readdir { data: Default::default() }.kind(), data), change: None }
+            }
+            Self::Readlink { node } => {
+                let target = fs.readlink(lane, &node.caller, &node.handle).result?;
+                plain(Reply::Readlink { target: &target })
+            }
+            Self::Getattr { node, open } => {
+                let attr = match &open {
+                    Some(file) => fs.attr_open(lane, file)?,
+                    None => fs.getattr(lane, &node.handle)?,
+                };
+                plain(Reply::Getattr { stat: stat_of(&attr) })
+            }
+            Self::Statfs { node } => {
+                let room = fs.fsstat(lane, &node.handle).result?;
+                let names = fs.pathconf(lane, &node.handle).result?;
+                plain(Reply::Statfs { stat: statfs_of(&room, node.handle.export_id(), names.name_max) })
+            }
+            Self::Clunk { file } => {
+                drop(file);
+                plain(Reply::Clunk {})
+            }
+            Self::Write { file, offset, data } => {
+                let count = fs.write_open(lane, &file, offset, &data)?;
+                plain(Reply::Write { count: count as u32 })
+            }
+            Self::Setattr { node, open, to } => {
+                set_attr(fs, lane, &node, open.as_ref(), to)?;
+                plain(Reply::Setattr {})
+            }
+            Self::Mkdir { dir, name, mode, gid } => {
+                let attr = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                let made = fs.mkdir(lane, &dir.caller.with_group(gid), &dir.handle, &name, &attr);
+                plain(Reply::Mkdir { qid: qid_of_made(made)? })
+            }
+            Self::Symlink { dir, name, target, gid } => {
+                let (caller, attr) = (dir.caller.with_group(gid), SetAttr::default());
+                let made = fs.symlink(lane, &caller, &dir.handle, &name, &target, &attr);
+                plain(Reply::Symlink { qid: qid_of_made(made)? })
+            }
+            Self::Mknod { dir, name, mode, device: (major, minor), gid } => {
+                let (caller, attr) = (dir.caller.with_group(gid), SetAttr { mode: Some(mode), ..SetAttr::default() });
+                let special = match mode & libc::S_IFMT {
+                    libc::S_IFIFO => Some(Special::Fifo),
+                    libc::S_IFSOCK => Some(Special::Socket),
+                    libc::S_IFCHR => Some(Special::CharDevice(major, minor)),
+                    libc::S_IFBLK => Some(Special::BlockDevice(major, minor)),
+                    libc::S_IFREG => None,
+                    _ => return Err(Errno::INVAL),
+                };
+                let made = match special {
+                    Some(special) => fs.mknod(lane, &caller, &dir.handle, &name, special, &attr),
+                    None => fs.create(lane, &caller, &dir.handle, &name, &CreateHow::Guarded(attr)),
+                };
+                plain(Reply::Mknod { qid: qid_of_made(made)? })
+            }
+            Self::Link { dir, node, name } => {
+                fs.link(lane, &dir.caller, &node.handle, &dir.handle, &name).result?;
+                plain(Reply::Link {})
+            }
+            Self::Rename { node, dir, name } => {
+                let from = found_at(fs, lane, &node)?.0.clone();
+                let to = Place { dir: dir.handle.clone(), name };
+                fs.rename(lane, &node.caller, &from.dir, &from.name, &to.dir, &to.name).result?;
+                Done::message(tag, Reply::Rename {}, Some(Change::Moved(from, to)))
+            }
+            Self::Renameat { from, from_name, to, to_name } => {
+                let old = Place { dir: from.handle.clone(), name: from_name };
+                let new = Place { dir: to.handle.clone(), name: to_name };
+                fs.rename(lane, &from.caller, &old.dir, &old.name, &new.dir, &new.name).result?;
+                Done::message(tag, Reply::Renameat {}, Some(Change::Moved(old, new)))
+            }
+            Self::Unlinkat { dir, name, directory } => {
+                unlink(fs, lane, &dir.caller, (&dir.handle, &name), directory)?;
+                plain(Reply::Unlinkat {})
+            }
+            Self::Remove { node, open } => {
+                let removed = found_at(fs, lane, &node).and_then(|(place, file_type)| {
+                    let place = (&place.dir, &*place.name);
+                    Ok(unlink(fs, lane, &node.caller, place, file_type == FileType::Directory)?)
+                });
+                drop(open);
+                removed?;
+                plain(Reply::Remove {})
+            }
+            // Its sync is owed, and tells the result.
+            Self::Fsync { .. } => plain(Reply::Fsync {}),
+        })
+    }
+}
+
+/// How far names led.
+#[derive(Default)]
+struct Walked {
+    qids: Vec<Qid>,
+    /// What the last of them led to.
+    node: Option<Node>,
+    /// Why no further.
+    stopped: Option<Errno>,
+}
+
+/// Looks names up, each in what the one before led to.
+fn walk(fs: &Fs, lane: &mut Lane, from: &Node, names: &[Name]) -> Result<Walked, Errno> {
+    let mut walked = Walked::default();
+    for name in names {
+        let dir = walked.node.as_ref().map_or(&from.handle, |node| &node.handle);
+        let Found { handle, attr } = match fs.lookup(lane, &from.caller, dir, name).result {
+            Ok(found) => found,
+            Err(error) => {
+                walked.stopped = Some(error.into());
+                break;
+            }
+        };
+        let is_name = !matches!(&**name, b"." | b"..");
+        let place = is_name.then(|| Place { dir: dir.clone(), name: name.clone() });
+        walked.qids.push(qid_of(&attr));
+        walked.node = Some(Node { handle, caller: Arc::clone(&from.caller), place });
+    }
+    Ok(walked)
+}
+
+/// Whole entries of a folder, as many as there is room for.
+fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usize) -> Result<Vec<u8>, Errno> {
+    let part = part_of(&fs.attr_open(lane, folder)?);
+    let mut data = Vec::new();
+    let mut has_room = true;
+    fs.list_open(lane, folder, offset, &mut |entry| {
+        let before = data.len();
+        has_room = entry_of(&entry, part).put(&mut data).is_ok() && data.len() <= bytes_max;
+        if !has_room {
+            data.truncate(before);
+        }
+        has_room
+    })?;
+    // No entry at all would be the end of the folder.
+    if data.is_empty() && !has_room { Err(Errno::INVAL) } else { Ok(data) }
+}
+
+fn set_attr(fs: &Fs, lane: &mut Lane, node: &Node, open: Option<&OpenFile>, mut to: SetAttr) -> Result<(), FsError> {
+    // As ftruncate(2): what is open for writing has the right to it, whatever its mode, and it may have no name any more.
+    if let (Some(file), Some(size)) = (open, to.size)
+        && fs.resize_open(lane, file, size).is_ok()
+    {
+        to.size = None;
+        if to == SetAttr::default() {
+            return Ok(());
+        }
+    }
+    fs.setattr(lane, &node.caller, &node.handle, &to, None).result
+}
+
+fn qid_of_made(made: Changed<Found>) -> Result<Qid, Errno> {
+    Ok(qid_of(&made.result?.attr))
+}
+
+fn unlink(
+    fs: &Fs,
+    lane: &mut Lane,
+    caller: &Credential,
+    (dir, name): (&Handle, &[u8]),
+    directory: bool,
+) -> Result<(), FsError> {
+    let removed = if directory { fs.rmdir(lane, caller, dir, name) } else { fs.remove(lane, caller, dir, name) };
+    removed.result
+}
+
+/// The name under which an object was found, if it has that still, and what it is.
+fn found_at<'a>(fs: &Fs, lane: &mut Lane, node: &'a Node) -> Result<(&'a Place, FileType), Errno> {
+    let place = node.place.as_ref().ok_or(Errno::INVAL)?;
+    let found = fs.lookup(lane, &node.caller, &place.dir, &place.name).result?;
+    if found.handle == node.handle { Ok((place, found.attr.file_type)) } else { Err(Errno::STALE) }
+}
+
+/// A whole Rlerror.
+pub(crate) fn put_error(tag: u16, errno: Errno, out: &mut Vec<u8>) {
+    let start = out.len();
+    if (Reply::Lerror { ecode: errno.0 }).put(tag, out).is_err() {
+        // It always fits.
+        out.truncate(start);
+    }
+    debug_assert_eq!(out.len() - start, HEADER_BYTES + 4);
+}

@@ -1,0 +1,223 @@
+//! A server in this process, and a client that speaks 9P2000.L message by message.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ksf::engine::EngineKind;
+use ksf::listener::ListenAddr;
+use ksf::server::Server;
+use ksf_fs::{ExportOptions, FsOptions, LaneOptions, Squash};
+use ksf_ninep::{Clients, ExportSettings, MSIZE_MAX, Ninep, Settings};
+use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
+use ksf_test::{Folder, stream};
+
+/// Fids of a connection in these tests.
+pub(crate) const FIDS_MAX: usize = 64;
+
+/// The fid of the root in [`Client::attached`].
+pub(crate) const ROOT: u32 = 0;
+
+/// An export in a folder of a test, with the keys beside it.
+pub(crate) struct Place {
+    folder: Folder,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let place = Self { folder: Folder::new() };
+        std::fs::create_dir(place.path("")).unwrap();
+        place
+    }
+
+    /// A path in the export.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let export = self.folder.path("export");
+        if name.is_empty() { export } else { export.join(name) }
+    }
+
+    /// The export, with all users who they say.
+    pub(crate) fn export(&self) -> ExportSettings {
+        let options = ExportOptions { squash: Squash::None, sync_names: false, ..ExportOptions::default() };
+        ExportSettings { path: self.path(""), options, clients: Clients::default(), secure: false }
+    }
+
+    /// Another folder beside the export.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        let path = self.folder.path(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    pub(crate) fn serve(&self) -> Serving {
+        self.serve_all(EngineKind::Epoll, vec![self.export()])
+    }
+
+    pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
+        let settings = Settings {
+            exports,
+            state: self.folder.path("state"),
+            lanes: LaneOptions { threads: 4 },
+            fs: FsOptions::default(),
+            msize_max: MSIZE_MAX,
+            fids_max: FIDS_MAX,
+        };
+        let ninep = Ninep::open(settings).unwrap();
+        let service = Arc::new(ninep.service("9p"));
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let server = Server::builder().engine(engine).listen(ListenAddr::Tcp(any), service, None).start().unwrap();
+        Serving { server, ninep }
+    }
+}
+
+/// The server stops before its file layer does.
+pub(crate) struct Serving {
+    server: Server,
+    pub(crate) ninep: Ninep,
+}
+
+impl Serving {
+    pub(crate) fn connect(&self) -> Client {
+        match &self.server.listeners()[0].addr {
+            ListenAddr::Tcp(address) => Client(stream::connect(*address)),
+            other => panic!("{other} has no address"),
+        }
+    }
+
+    /// A client that is root, attached to the only export as fid 0.
+    pub(crate) fn client(&self) -> Client {
+        self.user(0)
+    }
+
+    pub(crate) fn user(&self, uid: u32) -> Client {
+        let mut client = self.connect();
+        client.version();
+        client.attach(ROOT, uid, b"").unwrap();
+        client
+    }
+
+    pub(crate) fn stop(self) {
+        self.server.drain().unwrap();
+    }
+}
+
+/// A connection.
+pub(crate) struct Client(pub(crate) TcpStream);
+
+impl Client {
+    pub(crate) fn send(&mut self, tag: u16, request: Request<'_>) {
+        let mut message = Vec::new();
+        request.put(tag, &mut message).unwrap();
+        self.0.write_all(&message).unwrap();
+    }
+
+    /// The next message; `None` at the end of the connection.
+    pub(crate) fn receive(&mut self) -> Option<Vec<u8>> {
+        let mut message = vec![0; 4];
+        self.0.read_exact(&mut message).ok()?;
+        let size = u32::from_le_bytes(message[..].try_into().unwrap());
+        message.resize(size as usize, 0);
+        self.0.read_exact(&mut message[4..]).unwrap();
+        Some(message)
+    }
+
+    /// The tag and the type of the next message.
+    pub(crate) fn next(&mut self) -> (u16, u8) {
+        let message = self.receive().expect("a reply and not the end");
+        let (tag, reply) = Reply::parse(&message).unwrap();
+        (tag, reply.kind())
+    }
+
+    /// Sends a request and looks at its reply; the error is the number of Rlerror.
+    #[track_caller]
+    pub(crate) fn ask<T>(&mut self, request: Request<'_>, look: impl FnOnce(Reply<'_>) -> T) -> Result<T, i32> {
+        let tag = if matches!(request, Request::Version { .. }) { NO_TAG } else { 7 };
+        self.send(tag, request);
+        let message = self.receive().expect("a reply and not the end");
+        let (answered, reply) = Reply::parse(&message).unwrap();
+        assert_eq!(answered, tag);
+        match reply {
+            Reply::Lerror { ecode } => Err(ecode as i32),
+            reply => {
+                assert_eq!(reply.kind(), request.kind() + 1, "{request:?}");
+                Ok(look(reply))
+            }
+        }
+    }
+
+    /// The same where only an error matters.
+    #[track_caller]
+    pub(crate) fn does(&mut self, request: Request<'_>) -> Result<(), i32> {
+        self.ask(request, |_| ())
+    }
+
+    #[track_caller]
+    pub(crate) fn version(&mut self) {
+        let version = Request::Version { msize: MSIZE_MAX, version: VERSION };
+        self.ask(version, |reply| assert_eq!(reply, Reply::Version { msize: MSIZE_MAX, version: VERSION })).unwrap();
+    }
+
+    #[track_caller]
+    pub(crate) fn attach(&mut self, fid: u32, uid: u32, aname: &[u8]) -> Result<Qid, i32> {
+        self.ask(Request::Attach { fid, afid: NO_FID, uname: b"", aname, n_uname: uid }, |reply| match reply {
+            Reply::Attach { qid } => qid,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// Walks to a path, whose names stand between slashes.
+    #[track_caller]
+    pub(crate) fn walk(&mut self, fid: u32, newfid: u32, path: &str) -> Result<Vec<Qid>, i32> {
+        let names: Vec<&[u8]> = path.split('/').filter(|name| !name.is_empty()).map(str::as_bytes).collect();
+        let mut buffer = Vec::new();
+        let names = Names::of(&names, &mut buffer).unwrap();
+        self.ask(Request::Walk { fid, newfid, names }, |reply| match reply {
+            Reply::Walk { qids } => qids.iter().collect(),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// Walks from the root, and opens.
+    #[track_caller]
+    pub(crate) fn open(&mut self, fid: u32, path: &str, flags: u32) -> Result<(), i32> {
+        self.walk(ROOT, fid, path)?;
+        self.does(Request::Lopen { fid, flags })
+    }
+
+    #[track_caller]
+    pub(crate) fn stat(&mut self, fid: u32) -> Result<Stat, i32> {
+        self.ask(Request::Getattr { fid, mask: u64::MAX }, |reply| match reply {
+            Reply::Getattr { stat } => stat,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[track_caller]
+    pub(crate) fn read(&mut self, fid: u32, offset: u64, count: u32) -> Result<Vec<u8>, i32> {
+        self.ask(Request::Read { fid, offset, count }, |reply| match reply {
+            Reply::Read { data } => data.0.to_vec(),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// Names and offsets of a piece of an open folder.
+    #[track_caller]
+    pub(crate) fn list(&mut self, fid: u32, offset: u64, count: u32) -> Result<Vec<(String, u64, u8)>, i32> {
+        self.ask(Request::Readdir { fid, offset, count }, |reply| match reply {
+            Reply::Readdir { data } => {
+                assert!(data.0.len() <= count as usize);
+                let entries = DirEntry::all(data.0).map(|entry| entry.expect("no entry is cut"));
+                entries
+                    .map(|entry| (String::from_utf8(entry.name.to_vec()).unwrap(), entry.offset, entry.kind))
+                    .collect()
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[track_caller]
+    pub(crate) fn clunk(&mut self, fid: u32) -> Result<(), i32> {
+        self.does(Request::Clunk { fid })
+    }
+}

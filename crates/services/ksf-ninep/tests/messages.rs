@@ -1,0 +1,500 @@
+//! What each message does, and how it fails.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use crate::common::{Client, FIDS_MAX, Place, ROOT};
+use ksf::engine::EngineKind;
+use ksf_fs::Squash;
+use ksf_proto::p9::{Data, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
+use ksf_test::{is_root, root_or_skip};
+
+const WRITE: u32 = 1;
+const BOTH: u32 = 2;
+
+/// Nobody's id that is not used elsewhere here.
+const USER: u32 = 61_234;
+
+#[test]
+fn an_export_is_attached_by_its_path_and_what_lies_below_it_too() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("a/b")).unwrap();
+    let other = place.beside("other");
+    let more = ksf_ninep::ExportSettings { path: other.clone(), ..place.export() };
+    let serving = place.serve_all(EngineKind::Epoll, vec![place.export(), more]);
+    let mut client = serving.connect();
+    client.version();
+    let export = place.path("").canonicalize().unwrap();
+    let path = |name: &str| format!("{}{name}", export.display()).into_bytes();
+    let root = client.attach(1, 0, &path("")).unwrap();
+    assert_eq!((root.kind, root.version, root.path), (qid_kind::DIRECTORY, 0, fs::metadata(&export).unwrap().ino()));
+    let below = client.attach(2, 0, &path("/a/b")).unwrap();
+    assert_eq!(below.path, fs::metadata(export.join("a/b")).unwrap().ino());
+    client.attach(3, 0, other.to_str().unwrap().as_bytes()).unwrap();
+    for (fid, aname, errno) in [
+        (4, path("/none"), libc::ENOENT),
+        (4, path("/a/../.."), libc::ENOENT),
+        (4, b"/".to_vec(), libc::ENOENT),
+        (4, b"".to_vec(), libc::ENOENT),
+        (1, path(""), libc::EINVAL),
+        (NO_FID, path(""), libc::EINVAL),
+    ] {
+        assert_eq!(client.attach(fid, 0, &aname), Err(errno), "{fid} {}", String::from_utf8_lossy(&aname));
+    }
+    // What could not be attached left its fid free.
+    client.attach(4, 0, &path("/a")).unwrap();
+    let auth = Request::Auth { afid: 9, uname: b"", aname: b"", n_uname: 0 };
+    assert_eq!(client.does(auth), Err(libc::ENOENT));
+    let with_auth = Request::Attach { fid: 5, afid: 9, uname: b"", aname: &path(""), n_uname: 0 };
+    assert_eq!(client.does(with_auth), Err(libc::EBADF));
+    serving.stop();
+}
+
+#[test]
+fn exports_are_for_their_clients() {
+    let place = Place::new();
+    let mut export = place.export();
+    export.clients.add("192.0.2.0/24".parse().unwrap());
+    let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+    let mut client = serving.connect();
+    client.version();
+    assert_eq!(client.attach(1, 0, b""), Err(libc::EACCES));
+    serving.stop();
+}
+
+#[test]
+fn a_walk_goes_as_far_as_there_are_names() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("a/b/c")).unwrap();
+    fs::write(place.path("a/file"), "").unwrap();
+    symlink("a", place.path("link")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let inode = |path: &str| fs::symlink_metadata(place.path(path)).unwrap().ino();
+    let qids = client.walk(ROOT, 1, "a/b/c").unwrap();
+    assert_eq!(qids.iter().map(|qid| qid.path).collect::<Vec<_>>(), [inode("a"), inode("a/b"), inode("a/b/c")]);
+    // A part of the names: no fid comes of it.
+    assert_eq!(client.walk(ROOT, 2, "a/b/none/more").unwrap().len(), 2);
+    assert_eq!(client.stat(2), Err(libc::EBADF));
+    assert_eq!(client.walk(ROOT, 2, "none"), Err(libc::ENOENT));
+    assert_eq!(client.walk(ROOT, 2, "a/file/more").unwrap().len(), 2);
+    assert_eq!(client.walk(ROOT, 2, &"none/".repeat(16)), Err(libc::ENOENT));
+    // A link is found and not followed.
+    assert_eq!(client.walk(ROOT, 2, "link").unwrap()[0].kind, qid_kind::SYMLINK);
+    assert_eq!(client.walk(2, 3, "b"), Err(libc::ENOTDIR));
+    // Nothing is above the root.
+    assert_eq!(client.walk(1, 3, "../../../../..").unwrap().last().unwrap().path, inode(""));
+    // Clones, and walks in place.
+    assert_eq!(client.walk(1, 4, ""), Ok(vec![]));
+    assert_eq!(client.stat(4).unwrap().qid.path, inode("a/b/c"));
+    client.walk(4, 4, "..").unwrap();
+    assert_eq!((client.stat(4).unwrap().qid.path, client.stat(1).unwrap().qid.path), (inode("a/b"), inode("a/b/c")));
+    assert_eq!(client.walk(4, 4, "none"), Err(libc::ENOENT));
+    assert_eq!(client.walk(4, 4, ""), Ok(vec![]));
+    assert_eq!(client.stat(4).unwrap().qid.path, inode("a/b"));
+    for (fid, newfid, path, errno) in [
+        (ROOT, 1, "a", libc::EINVAL),
+        (ROOT, 1, "", libc::EINVAL),
+        (ROOT, NO_FID, "a", libc::EINVAL),
+        (99, 98, "a", libc::EBADF),
+        (99, 98, "", libc::EBADF),
+        (99, 99, "", libc::EBADF),
+        (ROOT, 98, "b\0", libc::EINVAL),
+    ] {
+        assert_eq!(client.walk(fid, newfid, path), Err(errno), "{fid} {newfid} {path}");
+    }
+    let long = "n".repeat(256);
+    assert_eq!(client.walk(ROOT, 98, &long), Err(libc::ENAMETOOLONG));
+    // An open fid is walked from, not in place.
+    client.does(Request::Lopen { fid: 4, flags: 0 }).unwrap();
+    assert_eq!(client.walk(4, 4, "c"), Err(libc::EINVAL));
+    client.walk(4, 5, "c").unwrap();
+    client.walk(4, 6, "").unwrap();
+    client.does(Request::Lopen { fid: 6, flags: 0 }).unwrap();
+    serving.stop();
+}
+
+#[test]
+fn attributes_are_those_of_the_file() {
+    let place = Place::new();
+    fs::write(place.path("file"), "12345").unwrap();
+    fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o640)).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    let (stat, wanted) = (client.stat(1).unwrap(), fs::metadata(place.path("file")).unwrap());
+    assert_eq!((stat.mode, stat.size, stat.nlink), (wanted.mode(), 5, 1));
+    assert_eq!((stat.uid, stat.gid, stat.blocks), (wanted.uid(), wanted.gid(), wanted.blocks()));
+    assert_eq!((stat.mtime_seconds as i64, stat.mtime_nanos as i64), (wanted.mtime(), wanted.mtime_nsec()));
+    assert_eq!(stat.valid, 0x7ff);
+    assert_ne!(stat.qid.version, 0);
+    fs::write(place.path("file"), "123456").unwrap();
+    let later = client.stat(1).unwrap();
+    assert_ne!(later.qid.version, stat.qid.version);
+    assert_eq!(later.qid.path, stat.qid.path);
+    let room = client.ask(Request::Statfs { fid: 1 }, |reply| match reply {
+        Reply::Statfs { stat } => stat,
+        other => panic!("{other:?}"),
+    });
+    let room = room.unwrap();
+    assert!(room.blocks > 0 && room.blocks >= room.blocks_free && room.name_bytes_max == 255, "{room:?}");
+    assert_eq!(client.stat(2), Err(libc::EBADF));
+    assert_eq!(client.does(Request::Statfs { fid: 2 }), Err(libc::EBADF));
+    serving.stop();
+}
+
+#[test]
+fn files_are_read_as_far_as_they_go() {
+    let place = Place::new();
+    let content: Vec<u8> = (0..300_000_u32).map(|at| (at / 3) as u8).collect();
+    fs::write(place.path("file"), &content).unwrap();
+    symlink("file", place.path("link")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    assert_eq!(client.walk(ROOT, 1, "file").map(|qids| qids.len()), Ok(1));
+    assert_eq!(client.read(1, 0, 10), Err(libc::EBADF), "it is not open");
+    let iounit = client.ask(Request::Lopen { fid: 1, flags: 0 }, |reply| match reply {
+        Reply::Lopen { iounit, .. } => iounit,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(iounit, Ok((1 << 20) - 24));
+    assert_eq!(client.does(Request::Lopen { fid: 1, flags: 0 }), Err(libc::EINVAL), "it is open");
+    assert_eq!(client.read(1, 0, 0).unwrap(), b"");
+    assert_eq!(client.read(1, 7, 10).unwrap(), content[7..17]);
+    assert!(client.read(1, 0, u32::MAX).unwrap() == content);
+    assert_eq!(client.read(1, 299_990, 4096).unwrap(), content[299_990..]);
+    assert_eq!(client.read(1, 300_000, 4096).unwrap(), b"");
+    assert_eq!(client.read(1, u64::MAX, u32::MAX).unwrap(), b"");
+    let write = Request::Write { fid: 1, offset: 0, data: Data(b"x") };
+    assert_eq!(client.does(write), Err(libc::EBADF), "it is open for reading");
+    assert_eq!(client.list(1, 0, 4096), Err(libc::ENOTDIR));
+    client.walk(ROOT, 2, "link").unwrap();
+    let target = client.ask(Request::Readlink { fid: 2 }, |reply| match reply {
+        Reply::Readlink { target } => target.to_vec(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(target.unwrap(), b"file");
+    assert_eq!(client.does(Request::Lopen { fid: 2, flags: 0 }), Err(libc::ELOOP));
+    assert_eq!(client.does(Request::Readlink { fid: 1 }), Err(libc::EINVAL));
+    client.open(3, "", 0).unwrap();
+    assert_eq!(client.read(3, 0, 10), Err(libc::EISDIR));
+    assert_eq!(client.open(4, "", WRITE), Err(libc::EISDIR));
+    assert_eq!(client.open(5, "file", 0o200_000), Err(libc::ENOTDIR));
+    serving.stop();
+}
+
+#[test]
+fn messages_have_the_length_that_was_agreed_on() {
+    let place = Place::new();
+    fs::write(place.path("file"), vec![7; 100_000]).unwrap();
+    (0..200).for_each(|at| fs::write(place.path(&format!("entry-{at}")), "").unwrap());
+    let serving = place.serve();
+    let mut client = serving.connect();
+    client.does(Request::Version { msize: 4096, version: b"9P2000.L" }).unwrap();
+    client.attach(ROOT, 0, b"").unwrap();
+    client.open(1, "file", BOTH).unwrap();
+    assert_eq!(client.read(1, 0, u32::MAX).unwrap().len(), 4096 - 11);
+    client.open(2, "", 0).unwrap();
+    let bytes: usize = client.list(2, 0, u32::MAX).unwrap().iter().map(|(name, ..)| 24 + name.len()).sum();
+    assert!((4000..=4096 - 11).contains(&bytes), "{bytes}");
+    let fits = vec![8; 4096 - 23];
+    client.does(Request::Write { fid: 1, offset: 0, data: Data(&fits) }).unwrap();
+    let longer = vec![8; 4096 - 22];
+    assert_eq!(client.does(Request::Write { fid: 1, offset: 0, data: Data(&longer) }), Err(libc::EMSGSIZE));
+    serving.stop();
+}
+
+fn names(client: &mut Client, fid: u32, count: u32) -> Vec<(String, u8)> {
+    let (mut all, mut offset) = (Vec::new(), 0);
+    loop {
+        let piece = client.list(fid, offset, count).unwrap();
+        let Some((_, last, _)) = piece.last() else { return all };
+        offset = *last;
+        all.extend(piece.into_iter().map(|(name, _, kind)| (name, kind)));
+    }
+}
+
+#[test]
+fn folders_are_listed_in_whole_entries() {
+    let place = Place::new();
+    let mut wanted: BTreeSet<(String, u8)> = (0..500).map(|at| (format!("entry-{at}"), 8)).collect();
+    wanted.iter().for_each(|(name, _)| fs::write(place.path(name), "").unwrap());
+    fs::create_dir(place.path("folder")).unwrap();
+    symlink("x", place.path("link")).unwrap();
+    let more = [(".", 4), ("..", 4), ("folder", 4), ("link", 10)];
+    wanted.extend(more.map(|(name, kind)| (name.to_owned(), kind)));
+    for engine in ksf_test::working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe) {
+        let serving = place.serve_all(engine, vec![place.export()]);
+        let mut client = serving.client();
+        client.open(1, "", 0).unwrap();
+        for count in [64, 100, 4096, u32::MAX] {
+            let listed = names(&mut client, 1, count);
+            assert_eq!(listed.len(), wanted.len(), "{count}");
+            assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), wanted, "{count}");
+        }
+        assert_eq!(client.list(1, 0, 0), Err(libc::EINVAL));
+        assert_eq!(client.list(1, 0, 24), Err(libc::EINVAL), "no name fits");
+        assert_eq!(client.list(1, u64::MAX, 4096), Err(libc::EINVAL));
+        assert_eq!(client.list(ROOT, 0, 4096), Err(libc::EBADF), "it is not open");
+        serving.stop();
+    }
+}
+
+#[test]
+fn files_are_made_written_and_brought_to_the_medium() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let create = |fid, flags, mode| Request::Lcreate { fid, name: b"file", flags, mode, gid: NO_UID };
+    client.walk(ROOT, 1, "").unwrap();
+    client.does(create(1, 0o100 | BOTH, 0o400)).unwrap();
+    let write = |offset, data| Request::Write { fid: 1, offset, data: Data(data) };
+    let written = client.ask(write(3, b"abc"), |reply| assert_eq!(reply, Reply::Write { count: 3 }));
+    written.unwrap();
+    client.does(Request::Fsync { fid: 1, datasync: 0 }).unwrap();
+    client.does(Request::Fsync { fid: 1, datasync: 1 }).unwrap();
+    assert_eq!(client.read(1, 0, 10).unwrap(), b"\0\0\0abc");
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"\0\0\0abc");
+    assert_eq!(client.stat(1).unwrap().mode, 0o100_400);
+    assert_eq!(client.does(write(i64::MAX as u64, b"x")), Err(libc::EFBIG));
+    // A long one, from where it was received.
+    let long: Vec<u8> = (0..700_000_u32).map(|at| (at / 5) as u8).collect();
+    client.does(write(0, &long)).unwrap();
+    assert!(fs::read(place.path("file")).unwrap() == long);
+    client.walk(ROOT, 2, "").unwrap();
+    assert_eq!(client.does(create(2, 0o300 | BOTH, 0o600)), Err(libc::EEXIST));
+    // After the error the fid is the folder's still.
+    client.does(create(2, 0o1000 | BOTH, 0o600)).unwrap();
+    assert_eq!(client.stat(1).unwrap().size, 0);
+    for (request, errno) in [
+        (create(9, BOTH, 0o600), libc::EBADF),
+        (create(1, BOTH, 0o600), libc::EINVAL),
+        (Request::Write { fid: ROOT, offset: 0, data: Data(b"x") }, libc::EBADF),
+        (Request::Fsync { fid: ROOT, datasync: 0 }, libc::EBADF),
+    ] {
+        assert_eq!(client.does(request), Err(errno), "{request:?}");
+    }
+    client.open(3, "file", 0o2001).unwrap();
+    client.does(Request::Write { fid: 3, offset: 0, data: Data(b"1") }).unwrap();
+    client.does(Request::Write { fid: 3, offset: 0, data: Data(b"2") }).unwrap();
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"12", "each write is at the end");
+    serving.stop();
+}
+
+#[test]
+fn open_files_stay_usable_when_they_are_removed() {
+    let place = Place::new();
+    fs::write(place.path("file"), "content").unwrap();
+    fs::create_dir(place.path("folder")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    client.open(2, "file", BOTH).unwrap();
+    client.open(3, "folder", 0).unwrap();
+    client.does(Request::Unlinkat { dirfid: ROOT, name: b"file", flags: 0 }).unwrap();
+    client.does(Request::Unlinkat { dirfid: ROOT, name: b"folder", flags: 0x200 }).unwrap();
+    assert_eq!(client.read(2, 0, 100).unwrap(), b"content");
+    client.does(Request::Write { fid: 2, offset: 7, data: Data(b"!") }).unwrap();
+    for fid in [2, 1] {
+        let stat = client.stat(fid).unwrap();
+        assert_eq!((stat.size, stat.nlink), (8, 0), "fid {fid}");
+    }
+    let resize = |fid| Request::Setattr { fid, to: SetStat { valid: 0x8, size: 3, ..SetStat::default() } };
+    client.does(resize(2)).unwrap();
+    assert_eq!(client.read(2, 0, 100).unwrap(), b"con");
+    client.list(3, 0, 4096).unwrap_or_default();
+    client.clunk(2).unwrap();
+    assert_eq!(client.stat(1), Err(libc::ESTALE), "nothing is open of it");
+    client.clunk(1).unwrap();
+    client.clunk(3).unwrap();
+    serving.stop();
+}
+
+#[test]
+fn names_are_made_moved_and_removed() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = |name| Request::Unlinkat { dirfid: ROOT, name, flags: 0 };
+    let mkdir = |name| Request::Mkdir { dfid: ROOT, name, mode: 0o751, gid: NO_UID };
+    client.does(mkdir(b"folder")).unwrap();
+    assert_eq!(fs::metadata(place.path("folder")).unwrap().mode() & 0o7777, 0o751);
+    assert_eq!(client.does(mkdir(b"folder")), Err(libc::EEXIST));
+    assert_eq!(client.does(mkdir(b"a/b")), Err(libc::EINVAL));
+    assert_eq!(client.does(mkdir(b"")), Err(libc::EINVAL));
+    let long = [b'n'; 256];
+    assert_eq!(client.does(mkdir(&long)), Err(libc::ENAMETOOLONG));
+    let symlink = Request::Symlink { dfid: ROOT, name: b"link", target: b"../x", gid: NO_UID };
+    client.does(symlink).unwrap();
+    assert_eq!(fs::read_link(place.path("link")).unwrap().to_str(), Some("../x"));
+    let mknod = |name, mode| Request::Mknod { dfid: ROOT, name, mode, major: 0, minor: 0, gid: NO_UID };
+    client.does(mknod(b"fifo", 0o10_640)).unwrap();
+    assert_eq!(fs::metadata(place.path("fifo")).unwrap().mode(), 0o10_640);
+    client.does(mknod(b"file", 0o100_600)).unwrap();
+    assert_eq!(client.does(mknod(b"odd", 0o40_600)), Err(libc::EINVAL));
+    client.walk(ROOT, 1, "file").unwrap();
+    client.does(Request::Link { dfid: ROOT, fid: 1, name: b"two" }).unwrap();
+    assert_eq!(client.stat(1).unwrap().nlink, 2);
+    // A moved file keeps its fids, and the name by which they are removed.
+    client.walk(ROOT, 2, "folder").unwrap();
+    let renameat = |oldname, newdirfid, newname| Request::Renameat { olddirfid: ROOT, oldname, newdirfid, newname };
+    client.does(renameat(b"file", 2, b"moved")).unwrap();
+    assert_eq!(client.does(renameat(b"file", 2, b"moved")), Err(libc::ENOENT));
+    assert_eq!(client.stat(1).unwrap().nlink, 2);
+    client.does(Request::Rename { fid: 1, dfid: ROOT, name: b"back" }).unwrap();
+    assert!(place.path("back").exists() && !place.path("folder/moved").exists());
+    client.does(Request::Remove { fid: 1 }).unwrap();
+    assert!(!place.path("back").exists() && place.path("two").exists());
+    assert_eq!(client.stat(1), Err(libc::EBADF));
+    // A fid is given back by a Tremove that fails, too.
+    fs::write(place.path("folder/inside"), "").unwrap();
+    assert_eq!(client.does(Request::Remove { fid: 2 }), Err(libc::ENOTEMPTY));
+    assert_eq!(client.stat(2), Err(libc::EBADF));
+    assert_eq!(client.does(Request::Remove { fid: ROOT }), Err(libc::EINVAL), "the root has no name here");
+    client.attach(ROOT, 0, b"").unwrap();
+    // What was found under a name that is another's now is not removed.
+    client.walk(ROOT, 3, "two").unwrap();
+    fs::remove_file(place.path("two")).unwrap();
+    fs::write(place.path("two"), "another").unwrap();
+    assert_eq!(client.does(Request::Remove { fid: 3 }), Err(libc::ESTALE));
+    assert_eq!(client.does(root(b"folder")), Err(libc::EISDIR));
+    let rmdir = |name| Request::Unlinkat { dirfid: ROOT, name, flags: 0x200 };
+    assert_eq!(client.does(rmdir(b"two")), Err(libc::ENOTDIR));
+    assert_eq!(client.does(rmdir(b"folder")), Err(libc::ENOTEMPTY));
+    for name in [&b"two"[..], b"link", b"fifo"] {
+        client.does(root(name)).unwrap();
+    }
+    assert_eq!(client.does(root(b"two")), Err(libc::ENOENT));
+    serving.stop();
+}
+
+#[test]
+fn attributes_are_set_as_far_as_they_are_valid() {
+    let place = Place::new();
+    fs::write(place.path("file"), "12345").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    let mut set = |to| client.does(Request::Setattr { fid: 1, to });
+    let other = SetStat { mode: 0o600, size: 3, mtime_seconds: 1_000_000_000, mtime_nanos: 5, ..SetStat::default() };
+    set(SetStat { valid: 0x1 | 0x20 | 0x100, ..other }).unwrap();
+    let stat = || fs::metadata(place.path("file")).unwrap();
+    assert_eq!((stat().mode() & 0o7777, stat().len()), (0o600, 5));
+    assert_eq!((stat().mtime(), stat().mtime_nsec()), (1_000_000_000, 5));
+    set(SetStat { valid: 0x8 | 0x40, ..other }).unwrap();
+    assert_eq!(stat().len(), 3);
+    set(SetStat { valid: 0x40, ..other }).unwrap();
+    assert_eq!(set(SetStat { valid: 0x8, size: u64::MAX, ..other }), Err(libc::EFBIG));
+    assert_eq!(set(SetStat { valid: 0x120, mtime_nanos: 1_000_000_000, ..other }), Err(libc::EINVAL));
+    if is_root() {
+        set(SetStat { valid: 0x6, uid: USER, gid: 7, ..other }).unwrap();
+        assert_eq!((stat().uid(), stat().gid()), (USER, 7));
+    }
+    assert_eq!(client.does(Request::Setattr { fid: 9, to: other }), Err(libc::EBADF));
+    serving.stop();
+}
+
+#[test]
+fn each_attach_has_its_user() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(place.path("secret"), "of root").unwrap();
+    fs::set_permissions(place.path("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.attach(1, USER, b"").unwrap();
+    client.walk(1, 2, "secret").unwrap();
+    assert_eq!(client.does(Request::Lopen { fid: 2, flags: 0 }), Err(libc::EACCES));
+    client.open(3, "secret", 0).unwrap();
+    assert_eq!(client.read(3, 0, 100).unwrap(), b"of root");
+    client.walk(1, 4, "").unwrap();
+    client.does(Request::Lcreate { fid: 4, name: b"mine", flags: BOTH, mode: 0o600, gid: 4321 }).unwrap();
+    let made = fs::metadata(place.path("mine")).unwrap();
+    assert_eq!((made.uid(), made.gid()), (USER, 4321));
+    assert_eq!(client.does(Request::Unlinkat { dirfid: 4, name: b"x", flags: 0 }), Err(libc::ENOTDIR));
+    // A user by a number in text, and one who has none.
+    let by_text = |fid, uname| Request::Attach { fid, afid: NO_FID, uname, aname: b"", n_uname: NO_UID };
+    client.does(by_text(5, b"61234")).unwrap();
+    client.does(by_text(6, b"somebody")).unwrap();
+    for (fid, name, uid) in [(5, &b"five"[..], USER), (6, b"six", 65_534)] {
+        client.does(Request::Mkdir { dfid: fid, name, mode: 0o755, gid: NO_UID }).unwrap();
+        assert_eq!(fs::metadata(place.path(std::str::from_utf8(name).unwrap())).unwrap().uid(), uid);
+    }
+    serving.stop();
+}
+
+#[test]
+fn root_is_squashed_as_the_export_says() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut export = place.export();
+    export.options.squash = Squash::Root;
+    let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+    let mut client = serving.client();
+    client.does(Request::Mkdir { dfid: ROOT, name: b"folder", mode: 0o755, gid: 0 }).unwrap();
+    let made = fs::metadata(place.path("folder")).unwrap();
+    assert_eq!((made.uid(), made.gid()), (65_534, 65_534));
+    serving.stop();
+}
+
+#[test]
+fn an_export_that_is_read_only_stays_as_it_is() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let mut export = place.export();
+    export.options.read_only = true;
+    let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    for request in [
+        Request::Mkdir { dfid: ROOT, name: b"x", mode: 0o755, gid: 0 },
+        Request::Unlinkat { dirfid: ROOT, name: b"file", flags: 0 },
+        Request::Lopen { fid: 1, flags: WRITE },
+        Request::Lopen { fid: 1, flags: 0o1000 },
+        Request::Setattr { fid: 1, to: SetStat { valid: 1, mode: 0o777, ..SetStat::default() } },
+    ] {
+        assert_eq!(client.does(request), Err(libc::EROFS), "{request:?}");
+    }
+    client.does(Request::Lopen { fid: 1, flags: 0 }).unwrap();
+    serving.stop();
+}
+
+#[test]
+fn fids_are_bounded_and_come_back() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    for fid in 1..FIDS_MAX as u32 {
+        client.walk(ROOT, fid, "").unwrap();
+    }
+    assert_eq!(client.walk(ROOT, 1000, ""), Err(libc::EMFILE));
+    assert_eq!(client.walk(ROOT, 1000, "x"), Err(libc::EMFILE));
+    assert_eq!(client.attach(1000, 0, b""), Err(libc::EMFILE));
+    client.clunk(5).unwrap();
+    assert_eq!(client.clunk(5), Err(libc::EBADF));
+    client.walk(ROOT, 1000, "").unwrap();
+    // Another client has its own.
+    serving.client().walk(ROOT, 1, "").unwrap();
+    serving.stop();
+}
+
+#[test]
+fn what_is_not_there_yet_is_refused() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.open(1, "", 0).unwrap();
+    let lock = ksf_proto::p9::Lock::default();
+    for request in [
+        Request::Xattrwalk { fid: 1, newfid: 2, name: b"user.x" },
+        Request::Xattrcreate { fid: 1, name: b"user.x", size: 0, flags: 0 },
+        Request::Lock { fid: 1, lock },
+        Request::Getlock { fid: 1, lock: Default::default() },
+    ] {
+        assert_eq!(client.does(request), Err(libc::EOPNOTSUPP), "{request:?}");
+    }
+    serving.stop();
+}

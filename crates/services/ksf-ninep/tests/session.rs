@@ -1,0 +1,246 @@
+//! Sessions, tags and flushes, and clients that are none.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+
+use crate::common::{Client, Place, ROOT, Serving};
+use ksf_proto::p9::{Header, NO_TAG, Names, Reply, Request, VERSION};
+
+const RLERROR: u8 = 7;
+const RGETATTR: u8 = 25;
+const RVERSION: u8 = 101;
+const RFLUSH: u8 = 109;
+const RWALK: u8 = 111;
+const RREAD: u8 = 117;
+const RCLUNK: u8 = 121;
+
+/// A server with a file, and a client that has it open as fid 1.
+fn with_file(bytes: usize) -> (Place, Serving, Client) {
+    let place = Place::new();
+    fs::write(place.path("file"), vec![7; bytes]).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.open(1, "file", 0).unwrap();
+    (place, serving, client)
+}
+
+/// Sends requests so that they arrive together: none is answered before all were taken.
+fn send_together(client: &mut Client, requests: &[(u16, Request<'_>)]) {
+    let mut bytes = Vec::new();
+    requests.iter().for_each(|(tag, request)| request.put(*tag, &mut bytes).unwrap());
+    client.0.write_all(&bytes).unwrap();
+}
+
+fn read(count: u32) -> Request<'static> {
+    Request::Read { fid: 1, offset: 0, count }
+}
+
+#[test]
+fn a_version_is_agreed_on_or_refused() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.connect();
+    assert_eq!(client.attach(ROOT, 0, b""), Err(libc::EPROTO), "before Tversion");
+    let mut ask = |msize, version: &'static [u8]| {
+        client.ask(Request::Version { msize, version }, |reply| match reply {
+            Reply::Version { msize, version } => (msize, version.to_vec()),
+            other => panic!("{other:?}"),
+        })
+    };
+    for (msize, agreed) in [(4096, 4096), (65_536, 65_536), (1 << 20, 1 << 20), (u32::MAX, 1 << 20)] {
+        assert_eq!(ask(msize, VERSION), Ok((agreed, VERSION.to_vec())));
+    }
+    for msize in [0, 7, 4095] {
+        assert_eq!(ask(msize, VERSION), Err(libc::EINVAL), "{msize}");
+    }
+    for version in [&b"9P2000"[..], b"9P2000.u", b"9P2000.L\0", b"", b"unknown"] {
+        assert_eq!(ask(8192, version), Ok((8192, b"unknown".to_vec())), "{version:?}");
+    }
+    assert_eq!(client.attach(ROOT, 0, b""), Err(libc::EPROTO), "after a Tversion that was refused");
+    client.version();
+    client.attach(ROOT, 0, b"").unwrap();
+    serving.stop();
+}
+
+#[test]
+fn a_version_in_the_middle_ends_the_session() {
+    let (_place, serving, mut client) = with_file(100_000);
+    let version = Request::Version { msize: 8192, version: VERSION };
+    send_together(&mut client, &[(1, read(50_000)), (2, Request::Flush { oldtag: 1 }), (NO_TAG, version)]);
+    assert_eq!(client.next(), (NO_TAG, RVERSION), "what was under way is not answered");
+    assert_eq!(client.stat(1), Err(libc::EBADF));
+    // The tags are free.
+    send_together(&mut client, &[(1, Request::Clunk { fid: 1 }), (2, Request::Flush { oldtag: 1 })]);
+    assert_eq!([client.next(), client.next()], [(1, RLERROR), (2, RFLUSH)]);
+    client.attach(ROOT, 0, b"").unwrap();
+    client.open(1, "file", 0).unwrap();
+    assert_eq!(client.read(1, 0, 50_000).unwrap().len(), 8192 - 11);
+    serving.stop();
+}
+
+#[test]
+fn the_reply_of_a_flushed_request_comes_before_rflush() {
+    let (_place, serving, mut client) = with_file(1_000_000);
+    for _ in 0..20 {
+        let flush = |oldtag| Request::Flush { oldtag };
+        let requests = [
+            (1, read(900_000)),
+            (2, flush(1)),
+            (3, flush(1)),
+            (4, flush(2)),
+            (5, flush(99)),
+            (6, flush(6)),
+            (7, Request::Getattr { fid: 1, mask: 0 }),
+            (8, flush(7)),
+            (9, flush(8)),
+        ];
+        send_together(&mut client, &requests);
+        let mut places = HashMap::new();
+        for at in 0..requests.len() {
+            let (tag, kind) = client.next();
+            let wanted = match tag {
+                1 => RREAD,
+                7 => RGETATTR,
+                _ => RFLUSH,
+            };
+            assert_eq!(kind, wanted, "tag {tag}");
+            assert!(places.insert(tag, at).is_none(), "tag {tag} is answered twice");
+        }
+        for (first, second) in [(1, 2), (1, 3), (2, 4), (7, 8), (8, 9)] {
+            assert!(places[&first] < places[&second], "{first} before {second}: {places:?}");
+        }
+    }
+    serving.stop();
+}
+
+#[test]
+fn a_tag_that_is_in_use_ends_the_connection() {
+    let (_place, serving, mut client) = with_file(100);
+    send_together(&mut client, &[(1, read(10)), (2, read(20)), (1, read(30)), (3, read(40))]);
+    let mut answered = Vec::new();
+    while let Some(message) = client.receive() {
+        let (tag, reply) = Reply::parse(&message).unwrap();
+        assert_eq!(reply.kind(), RREAD);
+        answered.push((tag, message.len()));
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, [(1, 21), (2, 31)], "one answer for each tag, and none after the mistake");
+    assert_eq!(serving.ninep.tags_reused(), 1);
+    // A tag is free again when it was answered.
+    let mut client = serving.client();
+    for _ in 0..10 {
+        client.stat(ROOT).unwrap();
+    }
+    serving.stop();
+}
+
+#[test]
+fn a_fid_is_what_requests_before_have_made_of_it() {
+    let (_place, serving, mut client) = with_file(100_000);
+    // Clunked with requests in flight: these go on.
+    let stat = |fid| Request::Getattr { fid, mask: 0 };
+    send_together(&mut client, &[(1, read(70_000)), (2, Request::Clunk { fid: 1 }), (3, stat(1))]);
+    let answers: HashMap<u16, u8> = (0..3).map(|_| client.next()).collect();
+    assert_eq!(answers, HashMap::from([(1, RREAD), (2, RCLUNK), (3, RLERROR)]));
+    // A fid that is not made yet is none, and its number is taken.
+    let mut buffer = Vec::new();
+    let names = Names::of(&[b"file"], &mut buffer).unwrap();
+    let walk = Request::Walk { fid: ROOT, newfid: 5, names };
+    send_together(&mut client, &[(1, walk), (2, stat(5)), (3, walk), (4, Request::Clunk { fid: 5 })]);
+    let answers: HashMap<u16, u8> = (0..4).map(|_| client.next()).collect();
+    assert_eq!(answers, HashMap::from([(1, RWALK), (2, RLERROR), (3, RLERROR), (4, RLERROR)]));
+    // One that is given back while it is opened stays away.
+    send_together(&mut client, &[(1, Request::Lopen { fid: 5, flags: 0 }), (2, Request::Clunk { fid: 5 })]);
+    let answers: HashMap<u16, u8> = (0..2).map(|_| client.next()).collect();
+    assert_eq!(answers, HashMap::from([(1, 13), (2, RCLUNK)]));
+    assert_eq!(client.stat(5), Err(libc::EBADF));
+    serving.stop();
+}
+
+#[test]
+fn what_is_no_request_is_answered_or_ends_the_connection() {
+    let (_place, serving, mut other) = with_file(100);
+    let message = |size: u32, rest: &[u8]| [&size.to_le_bytes(), rest].concat();
+    for (bytes, errno) in [
+        // R-messages, types that there are not, a cut and a longer Tclunk.
+        (message(7, &[RREAD, 5, 0]), libc::EOPNOTSUPP),
+        (message(7, &[0, 5, 0]), libc::EOPNOTSUPP),
+        (message(7, &[6, 5, 0]), libc::EOPNOTSUPP),
+        (message(7, &[255, 5, 0]), libc::EOPNOTSUPP),
+        (message(10, &[120, 5, 0, 0, 0, 0]), libc::EPROTO),
+        (message(12, &[120, 5, 0, 0, 0, 0, 0, 0]), libc::EPROTO),
+        // A string, and data, that are longer than the message.
+        (message(17, &[72, 5, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0]), libc::EPROTO),
+        (message(23, &[118, 5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255]), libc::EPROTO),
+    ] {
+        let mut client = serving.client();
+        client.0.write_all(&bytes).unwrap();
+        let answer = client.receive().unwrap();
+        assert_eq!(Reply::parse(&answer), Ok((5, Reply::Lerror { ecode: errno as u32 })), "{bytes:?}");
+        client.stat(ROOT).unwrap();
+    }
+    for bytes in [message(3, &[]), message(0, &[0; 8]), message(6, &[120, 5]), message(u32::MAX, &[120, 5, 0])] {
+        let mut client = serving.client();
+        client.0.write_all(&bytes).unwrap();
+        assert!(client.receive().is_none(), "{bytes:?}");
+    }
+    assert_eq!(other.read(1, 0, 1000).unwrap().len(), 100, "nobody else notices");
+    serving.stop();
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_nobody_up() {
+    const READS: u16 = 1000;
+    let (_place, serving, mut client) = with_file(100_000);
+    // Both ways at once: what the server does not take yet waits here.
+    let mut writer = client.0.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        for tag in 0..READS {
+            let mut message = Vec::new();
+            read(100_000).put(tag, &mut message).unwrap();
+            writer.write_all(&message).unwrap();
+        }
+    });
+    let mut other = serving.client();
+    other.open(1, "file", 0).unwrap();
+    for _ in 0..50 {
+        assert_eq!(other.read(1, 0, 10).unwrap().len(), 10);
+    }
+    let mut seen = vec![false; usize::from(READS)];
+    for _ in 0..READS {
+        let message = client.receive().unwrap();
+        let tag = Header::parse(&message).unwrap().tag;
+        assert_eq!(message.len(), 100_011);
+        assert!(!std::mem::replace(&mut seen[usize::from(tag)], true), "tag {tag} twice");
+    }
+    sender.join().unwrap();
+    serving.stop();
+}
+
+#[test]
+fn what_a_connection_has_open_is_closed_with_it() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let path = place.path("file").canonicalize().unwrap();
+    let open_for_writing = || {
+        let is_one = |fd: &fs::DirEntry| {
+            let name = fd.file_name().into_string().unwrap();
+            let info = fs::read_to_string(format!("/proc/self/fdinfo/{name}")).unwrap_or_default();
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap_or("0").trim();
+            let is_writable = u32::from_str_radix(flags, 8).unwrap() & 0o3 != 0;
+            is_writable && fs::read_link(fd.path()).is_ok_and(|target| target == path)
+        };
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok).filter(is_one).count()
+    };
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.open(1, "file", 1).unwrap();
+    client.open(2, "file", 1).unwrap();
+    assert_eq!(open_for_writing(), 2);
+    client.clunk(1).unwrap();
+    assert_eq!(open_for_writing(), 1, "Rclunk comes when the file is closed");
+    drop(client);
+    ksf_test::wait_until("the file is closed", || open_for_writing() == 0);
+    serving.stop();
+}
