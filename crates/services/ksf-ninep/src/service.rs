@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, OpenFile, Owed, Sender};
+use ksf_fs::{Credential, Lane, Lanes, Length, OpenFile, Owed, Sender};
 use ksf_proto::p9::{
     Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -209,7 +209,7 @@ impl NinepService {
     fn close_files(&self, files: Vec<OpenFile>) {
         if let Some(first) = files.first() {
             let share = self.core.fs.share_of(first.handle());
-            self.lanes.submit(share, 0, move |_| drop(files));
+            self.lanes.submit(share, Length::Long, 0, move |_| drop(files));
         }
     }
 
@@ -437,7 +437,7 @@ struct Ended {
 impl Job {
     fn submit(self, lanes: &Lanes, work: Work) {
         let share = self.core.fs.share_of(work.handle());
-        lanes.submit(share, work.bytes(), move |lane| self.run(work, lane));
+        lanes.submit(share, work.length(), work.bytes(), move |lane| self.run(work, lane));
     }
 
     /// On the lane. What it leaves to be synced is synced elsewhere before it is answered.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ksf::pool::Chunk;
 use ksf_fs::{
-    Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Node as Special, OpenFile, OpenHow,
-    SetAttr,
+    Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, Node as Special, OpenFile,
+    OpenHow, SetAttr,
 };
 use ksf_proto::p9::{HEADER_BYTES, Qid, Qids, Reply};
 
@@ -171,6 +171,14 @@ impl Done {
 }
 
 impl Work {
+    /// How long it may keep its lane.
+    pub(crate) fn length(&self) -> Length {
+        match self {
+            Self::Read { .. } | Self::Write { .. } | Self::Readdir { .. } => Length::Long,
+            _ => Length::Short,
+        }
+    }
+
     /// The object that it is about, whose export has the queue that it waits in.
     pub(crate) fn handle(&self) -> &Handle {
         match self {
