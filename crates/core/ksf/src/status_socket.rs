@@ -400,6 +400,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use ksf_test::Folder;
+    use rustix::fs::inotify;
 
     use super::*;
 
@@ -434,6 +435,28 @@ mod tests {
         assert_eq!(io::read_to_string(stream).unwrap(), "IN PIECES\n");
         let mode = fs::metadata(served.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    /// A mode that is set by path later could be that of another file by then.
+    #[test]
+    fn its_file_is_made_with_its_mode() {
+        use inotify::{CreateFlags, ReadFlags, WatchFlags};
+        let folder = Folder::new();
+        let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&changes, folder.path(""), WatchFlags::CREATE | WatchFlags::ATTRIB).unwrap();
+        let sockets = [StatusSocket::at(&folder.path("x.sock")), StatusSocket::in_folder(&folder.path(""))];
+        for socket in sockets {
+            let mode = fs::metadata(socket.unwrap().path()).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&changes, &mut buffer);
+        let mut made = 0;
+        while let Ok(event) = events.next() {
+            assert!(!event.events().contains(ReadFlags::ATTRIB), "{event:?}: its mode was changed");
+            made += usize::from(event.events().contains(ReadFlags::CREATE));
+        }
+        assert!(made >= 2, "{made} files");
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod overfull;
 mod peers;
 mod pieces;
 mod placement;
+mod returning;
 mod short_slots;
 mod starting;
 mod stopping;

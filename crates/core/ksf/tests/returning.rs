@@ -1,0 +1,79 @@
+//! Memory that a burst took is the machine's again: measured, in the process of the test.
+
+use std::sync::Arc;
+
+use crate::common::net::*;
+use ksf::framing::{Delimiter, Framing};
+use ksf::limits::Limits;
+use ksf::service::SessionState;
+use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: usize = 12_000;
+/// Every so many stay, so that no stretch of the allocator's becomes free as a whole.
+const KEPT_EVERY: usize = 60;
+
+/// `grow` makes the state of the connection large, `shrink` frees most of it.
+struct Sessions;
+
+impl Service for Sessions {
+    type Shard = ();
+    type Conn = Vec<Vec<u8>>;
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("sessions", Framing::Delimiter(Delimiter::LF))
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
+        Ok(Vec::new())
+    }
+
+    fn call(&self, (): &mut (), blocks: &mut Self::Conn, message: &Message<'_>, reply: &mut Reply<'_>) {
+        if message.bytes() == b"grow" {
+            blocks.extend((0..BLOCKS).map(|_| vec![7; BLOCK_BYTES]));
+        } else {
+            let mut at = 0;
+            blocks.retain(|_| {
+                at += 1;
+                at % KEPT_EVERY == 0
+            });
+        }
+        reply.bytes(message.bytes());
+    }
+
+    fn session(&self, blocks: &Self::Conn) -> SessionState {
+        SessionState { bytes: blocks.len() * BLOCK_BYTES, ..SessionState::default() }
+    }
+}
+
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * rustix::param::page_size()
+}
+
+#[test]
+fn freed_memory_is_returned_to_the_machine() {
+    if !cfg!(target_env = "gnu") {
+        return skip("needs the allocator of glibc");
+    }
+    own_network();
+    for engine in engines() {
+        let server = one_shard(engine, ANY, Limits::default(), Arc::new(Sessions));
+        let mut peer = connect(&server);
+        ask(&mut peer, b"shrink\n", b"shrink\n");
+        let idle = resident_bytes();
+        ask(&mut peer, b"grow\n", b"grow\n");
+        let grown = resident_bytes() - idle;
+        assert!(grown > BLOCKS * BLOCK_BYTES / 2, "{engine}: {grown} bytes");
+        ask(&mut peer, b"shrink\n", b"shrink\n");
+        // The same connection stays, and what it keeps with it.
+        wait_until(format_args!("{engine}: the memory is returned"), || {
+            resident_bytes().saturating_sub(idle) < grown / 4
+        });
+    }
+}
