@@ -194,11 +194,9 @@ fn read_told(r: &mut XdrReader<'_>, told: Told, handles: &mut Vec<Vec<u8>>) -> R
 pub(super) fn read_mount_results(procedure: u32, results: &[u8], handles: &mut Vec<Vec<u8>>) -> Result<(), XdrError> {
     let mut r = XdrReader::new(results);
     match procedure {
-        1 => {
-            if r.u32()? == 0 {
-                read_told(&mut r, Told::Handle, handles)?;
-                r.array(9, XdrReader::u32)?;
-            }
+        1 if r.u32()? == 0 => {
+            read_told(&mut r, Told::Handle, handles)?;
+            r.array(9, XdrReader::u32)?;
         }
         2 => {
             while r.bool()? {
