@@ -327,6 +327,8 @@ impl<S: WorkerService> Worker<S> {
                     // The reply counts in the queue, or as deferred, before its reservation ends.
                     socket.answer(batch, &mut self.replies);
                     conn.unreserve(reserved_bytes, 0);
+                    // Its answer may have come already, and found the connection throttled by this reservation.
+                    conn.mux.resume(conn);
                 }
                 if !is_deferred || conn.is_throttled() {
                     break;
