@@ -250,6 +250,48 @@ fn waits_for_memory<E: Engine>() {
     assert_eq!(waiting(&shard), 0);
 }
 
+/// With passes alone eight of them would be closed after each timeout.
+#[test]
+fn silent_peers_are_closed_together() {
+    on_each_engine(closes_silent_peers::<Epoll>, closes_silent_peers::<Uring>);
+}
+
+fn closes_silent_peers<E: Engine>() {
+    const PEERS: usize = 5 * crate::budget::PASSES;
+    const LIMIT_BYTES: usize = 12 * 4096;
+    const TIMEOUT_MS: u64 = 10_000;
+    let limits = Limits { assembly_bytes_max: LIMIT_BYTES, pressure_timeout_ms: TIMEOUT_MS, ..Limits::default() };
+    let mut shard = serving::<E, _>(Kilobytes, Limits { assembly_timeout_ms: 0, ..limits });
+    // It has looked at the clock.
+    let start = shard.silent_look;
+    shard.env.now = start;
+    let mut peers = Vec::new();
+    for at in 1..=PEERS as u64 {
+        let mut peer = connect(&mut shard);
+        peer.write_all(&[0, 3, b'a']).unwrap();
+        peers.push(peer);
+        while shard.env.stats.bytes_in.value() < 3 * at {
+            turn_at(&mut shard, start, None);
+        }
+    }
+    // A page each.
+    let kept = |shard: &Shard<E>| shard.env.budget.input_bytes();
+    assert_eq!(kept(&shard), PEERS * 4096);
+    let turns = |shard: &mut Shard<E>, from_ms: u64, to_ms: u64| {
+        let at = (from_ms..=to_ms).step_by(100).map(|ms| start.plus_ms(ms));
+        at.for_each(|now| {
+            shard.set_timer();
+            turn_at(shard, now, Some(Duration::ZERO));
+        });
+    };
+    turns(&mut shard, 0, TIMEOUT_MS);
+    assert_eq!(kept(&shard), PEERS * 4096, "they have had no time");
+    // The shard looks for them four times in that time.
+    turns(&mut shard, TIMEOUT_MS, TIMEOUT_MS + TIMEOUT_MS / 2);
+    assert!(kept(&shard) <= LIMIT_BYTES / 2 && kept(&shard) > 0, "{} bytes are kept", kept(&shard));
+    shard.engine.shutdown();
+}
+
 /// The shard's next wait ends with an event only, after a few turns that do not wait.
 fn sleeps<E: Engine>(shard: &mut Shard<E>) {
     for _ in 0..16 {
