@@ -258,11 +258,11 @@ const SCRATCH_BYTES_MAX: usize = 256 << 10;
 const SHORT_REPLY_BYTES: usize = 64;
 
 impl KvShard {
-    /// Whether room in the log is short for this, and the cleaner brings some back. A removal that finds none says so, and then what
-    /// writes waits behind it.
+    /// Whether room in the log is short for this, and the cleaner brings some back. What removes or keeps, and finds none, says so, and
+    /// then what writes waits behind it.
     fn waits_for_room(&self, purpose: Purpose) -> bool {
         let log = self.shard.log();
-        self.shard.waits_for_removal()
+        self.shard.waits_for_reserve()
             || purpose == Purpose::Writing && log.is_short_for(purpose) && log.can_be_cleaned()
     }
 
@@ -286,7 +286,7 @@ impl KvShard {
 
     /// The same for a command that waits, also for memory.
     fn must_wait(&self, asked: Asked<'_>) -> bool {
-        let takes_memory = || asked.purpose() == Some(Purpose::Writing);
+        let takes_memory = || asked.purpose() > Some(Purpose::Removing);
         self.is_held_up(asked) || !self.shard.store().admits_writes() && takes_memory()
     }
 

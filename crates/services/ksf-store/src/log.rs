@@ -198,7 +198,10 @@ pub enum Purpose {
     Cleaning,
     /// They take keys away, after which cleaning finds more: one place is left.
     Removing,
-    /// Any other: one place is left, and for removals one of each [`PLACES_PER_RESERVED`].
+    /// They take the place of others that are nearly as long, after which cleaning finds more: one place is left, and for removals one of
+    /// each [`PLACES_PER_RESERVED`].
+    Keeping,
+    /// Any other: the same is left, and for what keeps one of each [`PLACES_PER_KEPT`].
     Writing,
 }
 
@@ -206,6 +209,11 @@ pub enum Purpose {
 /// is used up is a thirty-second of the log, and so is what they made out of date: in some segment more than a
 /// [copy](Log::copy_loss) of it may lose.
 const PLACES_PER_RESERVED: usize = 32;
+/// Of so many places one is kept for what keeps. What that wrote there is out of date when it writes the same again, so the place comes back;
+/// one more in a log of as many places as is common would have the cleaner write more for all others.
+const PLACES_PER_KEPT: usize = 64;
+/// A log of fewer places keeps none for that: too few would be left to write.
+const PLACES_TO_KEEP_FROM: usize = 16;
 /// Places that are free at most when any segment is to be cleaned that pays, in a log of few places.
 const FREE_MIN: usize = 4;
 /// Bytes of a segment that the cleaner reads, and appends, at a time.
@@ -360,10 +368,13 @@ impl Log {
 
     /// Places that records of a purpose leave to others.
     pub(crate) fn left_by(&self, purpose: Purpose) -> usize {
+        let for_removals = self.places.div_ceil(PLACES_PER_RESERVED);
+        let for_keeping = if self.places < PLACES_TO_KEEP_FROM { 0 } else { self.places.div_ceil(PLACES_PER_KEPT) };
         match purpose {
             Purpose::Cleaning => 0,
             Purpose::Removing => 1,
-            Purpose::Writing => 1 + self.places.div_ceil(PLACES_PER_RESERVED),
+            Purpose::Keeping => 1 + for_removals,
+            Purpose::Writing => 1 + for_removals + for_keeping,
         }
     }
 
@@ -571,10 +582,29 @@ impl Log {
     /// counts of it fits into a new segment, and leaves more room there than the copy may lose. Each time there is less that is
     /// out of date, so this comes to an end.
     pub(crate) fn next_to_squeeze(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
-        let (room, loss) = (self.geometry.append_bytes_max() as u64, self.copy_loss());
-        let gives = |segment: &Segment| segment.dead_bytes() > loss && segment.live_bytes + loss <= room;
+        let gives = |segment: &Segment| self.gives_room(segment, segment.dead_bytes());
         let all = self.whole_segments().filter(|(number, segment)| may(*number) && gives(segment));
         all.max_by_key(|(_, segment)| segment.dead_bytes())
+    }
+
+    /// Whether the copy of what counts of a segment fits into a new one, and leaves room there: `waste_bytes` of it do not count.
+    fn gives_room(&self, segment: &Segment, waste_bytes: u64) -> bool {
+        let (room, loss) = (self.geometry.append_bytes_max() as u64, self.copy_loss());
+        waste_bytes > loss && segment.live_bytes + loss <= room
+    }
+
+    /// Whether the last segment could be squeezed if another one were the last: records that take the place of others may all be in it,
+    /// the old ones and the new ones.
+    pub(crate) fn last_gives_room(&self) -> bool {
+        let Some((number, last)) = self.segments.last_key_value() else { return false };
+        let is_open = *number == self.geometry.segment_of(self.open_at);
+        let open_bytes = if self.open.is_empty() { 0 } else { self.open.len() as u64 };
+        let used = if is_open {
+            self.open_at.0 % self.geometry.segment_bytes + open_bytes
+        } else {
+            self.geometry.segment_bytes
+        };
+        self.gives_room(last, used.saturating_sub(last.live_bytes))
     }
 
     /// The segment with the most that is out of date, of those for which `may` is true, whatever room its cleaning gives. There must be a
@@ -596,12 +626,12 @@ impl Log {
         self.segments.values().next_back().is_some_and(|last| last.dead_bytes() > 0)
     }
 
-    /// Ends the last segment, so that it can be cleaned: where a place is left for writing, and what was appended is on its way.
-    pub(crate) fn end_last(&mut self) -> Result<(), AppendError> {
+    /// Ends the last segment, so that it can be cleaned: where a place is left behind this purpose, and what was appended is on its way.
+    pub(crate) fn end_last(&mut self, purpose: Purpose) -> Result<(), AppendError> {
         if self.failed {
             return Err(AppendError::Failed);
         }
-        self.begin_segment(self.left_by(Purpose::Writing))
+        self.begin_segment(self.left_by(purpose))
     }
 
     /// Places that are free at most when a segment is to be cleaned: a quarter of all if at most half of it counts (`cheap`), and
@@ -634,9 +664,12 @@ impl Log {
         self.gives_back() || self.next_to_clean().is_some()
     }
 
-    /// The same where what is out of date is cleaned though it does not pay.
+    /// The same where what is out of date is cleaned though it does not pay, also of segments that are not whole on the medium yet.
     pub fn can_be_squeezed(&self) -> bool {
-        self.can_be_cleaned() || self.next_to_squeeze(|_| true).is_some()
+        let mut before_last = self.segments.values().rev().skip(1).filter(|segment| segment.state == State::InUse);
+        self.gives_back()
+            || before_last.any(|segment| self.pays(segment) || self.gives_room(segment, segment.dead_bytes()))
+            || self.last_gives_room()
     }
 
     /// Whether segments that were cleaned are not free yet.

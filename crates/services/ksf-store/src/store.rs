@@ -120,8 +120,8 @@ pub struct Shard {
     missing: BTreeMap<u64, Wanted>,
     /// The command at hand would take memory, or room in the log, of which there is none yet.
     is_short: bool,
-    /// Bytes of records of the last removal for which the log had no room, until it has.
-    wanted_bytes: Option<usize>,
+    /// What the log had no room for last, and the bytes of its records, until it has.
+    wanted: Option<(Purpose, usize)>,
     /// What waits for room is refused.
     gives_up: bool,
     /// That a removal lacks room is among what the store counts.
@@ -136,7 +136,7 @@ pub enum Undone {
     /// It needs values that are on a medium alone: with them it can be carried out.
     Away(Vec<Wanted>),
     /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits_writes). Or it takes
-    /// something away, and the log must be cleaned before: when it [waits for no room](Shard::waits_for_removal).
+    /// something away, and the log must be cleaned before: when it [waits for no room](Shard::waits_for_reserve).
     Short,
 }
 
@@ -667,10 +667,9 @@ impl Shard {
 
     /// What all shards share, and what makes changes so.
     fn appender(&mut self) -> (&Store, Appender<'_>) {
-        let Self { store, number, log, flushed, last_version, missing, is_short, wanted_bytes, gives_up, .. } = self;
+        let Self { store, number, log, flushed, last_version, missing, is_short, wanted, gives_up, .. } = self;
         let (store, number, gives_up) = (&**store, *number, *gives_up);
-        let appender =
-            Appender { store, number, log, flushed, last_version, missing, is_short, wanted_bytes, gives_up };
+        let appender = Appender { store, number, log, flushed, last_version, missing, is_short, wanted, gives_up };
         (store, appender)
     }
 
@@ -687,7 +686,7 @@ impl Shard {
         let bytes = Record::bytes_of(0, 0, true);
         if !self.log.takes(Purpose::Cleaning, bytes) && self.log.gives_back() && !self.gives_up {
             self.is_short = true;
-            self.wanted_bytes = Some(bytes);
+            self.wanted = Some((Purpose::Removing, bytes));
             return Err(UpdateError::Undone);
         }
         let Self { store, number, log, flushed, .. } = self;
@@ -912,25 +911,28 @@ impl Shard {
         choose(&self.log, &|segment| !is_needed(segment))
     }
 
-    /// Whether a removal found no room in the log, and there is none yet, but may be when this log or another one was cleaned.
-    pub fn waits_for_removal(&self) -> bool {
-        self.lacks_room() && !self.gives_up && brings_room(&self.store, self.number, &self.log)
+    /// Whether what removes or keeps found no room in the log, and there is none yet, but may be when this log was cleaned, or, for a
+    /// removal, another one.
+    pub fn waits_for_reserve(&self) -> bool {
+        self.lacking()
+            .is_some_and(|purpose| !self.gives_up && brings_room(&self.store, self.number, &self.log, purpose))
     }
 
-    fn lacks_room(&self) -> bool {
-        self.wanted_bytes.is_some_and(|bytes| !self.log.takes(Purpose::Removing, bytes))
+    /// What the log lacks room for.
+    fn lacking(&self) -> Option<Purpose> {
+        self.wanted.filter(|(purpose, bytes)| !self.log.takes(*purpose, *bytes)).map(|(purpose, _)| purpose)
     }
 
     /// Whether other shards are to clean their logs now: tombstones in this one, or in memory, outweigh records there.
     pub fn needs_others(&self) -> bool {
-        self.waits_for_removal() || self.store.memory.waits_for_tombstones()
+        self.waits_for_reserve() || self.store.memory.waits_for_tombstones()
     }
 
     /// Whether commands that wait for room or memory are refused instead, because cleaning has brought none for long. As far as memory is
     /// concerned, this is for all shards.
     pub fn set_giving_up(&mut self, gives_up: bool) {
         self.gives_up = gives_up;
-        if gives_up && self.wanted_bytes.take().is_some() {
+        if gives_up && self.wanted.take().is_some() {
             self.tell_others();
         }
         self.store.memory.set_giving_up(gives_up);
@@ -938,7 +940,7 @@ impl Shard {
 
     /// Tells others whether a removal lacks room, and whether there is something to be cleaned for theirs.
     fn tell_others(&mut self) {
-        let lacks_room = self.lacks_room();
+        let lacks_room = self.lacking() == Some(Purpose::Removing);
         if mem::replace(&mut self.told_of_want, lacks_room) != lacks_room {
             // Wraps as a difference of counts does.
             self.store.wanting.fetch_add(if lacks_room { 1 } else { usize::MAX }, Ordering::Relaxed);
@@ -962,18 +964,23 @@ impl Shard {
         let due = self.unless_needed(|log, may| log.next_with_dead(may));
         if due.is_none() && self.log.last_has_dead() && !self.log.gives_back() {
             // Where there is no place for the next one, the log is full of other segments.
-            let _ = self.log.end_last();
+            let _ = self.log.end_last(Purpose::Writing);
         }
         due
     }
 
     /// The same, if it is time to: what gives little room is cleaned late.
     pub fn due_to_clean(&mut self) -> Option<(u64, Segment)> {
-        if self.lacks_room() {
+        if self.lacking().is_some() {
             self.tell_others();
-            return self.next_to_clean().or_else(|| self.unless_needed(|log, may| log.next_to_squeeze(may)));
+            let due = self.next_to_clean().or_else(|| self.unless_needed(|log, may| log.next_to_squeeze(may)));
+            if due.is_none() && !self.log.gives_back() && self.log.last_gives_room() {
+                // What counts of it goes into the next one, whose place comes back with its own.
+                let _ = self.log.end_last(Purpose::Cleaning);
+            }
+            return due;
         }
-        if self.wanted_bytes.take().is_some() {
+        if self.wanted.take().is_some() {
             self.tell_others();
         }
         let due = self.due_for_tombstones();
@@ -993,7 +1000,7 @@ impl Shard {
     /// Begins to erase segments that were cleaned, but for those that a [backup](crate::backup) needs:
     /// [`Log::erase_cleaned`]. If room for writes is short, and what the backup needs could bring some, the backup is given up.
     pub fn erase_cleaned(&mut self) {
-        let lacks_room = self.lacks_room();
+        let lacks_room = self.lacking().is_some();
         let Self { store, number, log, going, .. } = self;
         let lacks_memory = store.memory.is_short_of_tombstones() || store.wanting.load(Ordering::Relaxed) > 0;
         let is_short = log.is_short_for(Purpose::Writing) || lacks_memory;
@@ -1031,26 +1038,28 @@ struct Appender<'s> {
     last_version: &'s mut u64,
     missing: &'s mut BTreeMap<u64, Wanted>,
     is_short: &'s mut bool,
-    wanted_bytes: &'s mut Option<usize>,
+    wanted: &'s mut Option<(Purpose, usize)>,
     gives_up: bool,
 }
 
-/// Whether cleaning may bring room into a log: cleaning it, or another one, after which its tombstones outweigh nothing.
-fn brings_room(store: &Store, number: u16, log: &Log) -> bool {
+/// Whether cleaning may bring room into a log: cleaning it, or, for a removal, another one, after which its tombstones outweigh nothing.
+fn brings_room(store: &Store, number: u16, log: &Log, purpose: Purpose) -> bool {
     let others = (0..).zip(store.has_dead.iter()).filter(|(other, _): &(u16, _)| *other != number);
-    log.can_be_squeezed() || others.into_iter().any(|(_, has_dead)| has_dead.load(Ordering::Relaxed))
+    let mut others = others.filter(|_| purpose == Purpose::Removing);
+    log.can_be_squeezed() || others.any(|(_, has_dead)| has_dead.load(Ordering::Relaxed))
 }
 
 impl Appender<'_> {
     /// [`Shard::commit`].
     fn commit(&mut self, update: Update<'_, '_>, clock: Clock) -> Result<Needs, UpdateError> {
+        let purpose = update.purpose();
         let (mut locked, needs, changes, mut asked_for) = update.done();
         self.missing.append(&mut asked_for);
         if !self.missing.is_empty() {
             // What it made of values that it did not see.
             return Err(UpdateError::Undone);
         }
-        self.append(&mut locked, needs, &changes, clock)
+        self.append(&mut locked, needs, &changes, purpose, clock)
     }
 
     fn append(
@@ -1058,9 +1067,10 @@ impl Appender<'_> {
         locked: &mut Locked<'_>,
         mut needs: Needs,
         changes: &Changes<'_>,
+        purpose: Purpose,
         clock: Clock,
     ) -> Result<Needs, UpdateError> {
-        let Self { store, number, log, flushed, last_version, is_short, wanted_bytes, gives_up, .. } = self;
+        let Self { store, number, log, flushed, last_version, is_short, wanted, gives_up, .. } = self;
         if changes.is_empty() {
             return Ok(needs);
         }
@@ -1083,14 +1093,14 @@ impl Appender<'_> {
         let mut last = Lsn::default();
         let mut places: SmallVec<[Lsn; 1]> = SmallVec::new();
         let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
-        let purpose = if removes { Purpose::Removing } else { Purpose::Writing };
+        let purpose = if removes { Purpose::Removing } else { purpose.max(Purpose::Keeping) };
         // What only takes away is always admitted: it brings room.
         match store.memory.admit() {
-            Err(NoRoom::Yet) if purpose == Purpose::Writing => {
+            Err(NoRoom::Yet) if !removes => {
                 **is_short = true;
                 return Err(UpdateError::Undone);
             }
-            Err(NoRoom::Full) if purpose == Purpose::Writing => {
+            Err(NoRoom::Full) if !removes => {
                 return Err(UpdateError::Memory { bytes_max: store.memory.bytes_max() });
             }
             _ => {}
@@ -1099,9 +1109,9 @@ impl Appender<'_> {
             places.push(lsn);
             last = lsn;
         });
-        let is_full = appended == Err(AppendError::Full) && purpose == Purpose::Removing;
-        if is_full && !*gives_up && brings_room(store, *number, log) {
-            **wanted_bytes = Some(records.iter().map(Record::encoded_bytes).sum());
+        let is_full = appended == Err(AppendError::Full) && purpose < Purpose::Writing;
+        if is_full && !*gives_up && brings_room(store, *number, log, purpose) {
+            **wanted = Some((purpose, records.iter().map(Record::encoded_bytes).sum()));
             **is_short = true;
             return Err(UpdateError::Undone);
         }

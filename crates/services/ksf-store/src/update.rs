@@ -11,7 +11,7 @@ use crate::cells::{self, Head, Part, Shape, cell_key, place_of, score_of, score_
 use crate::format::{Kind, Record};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
-use crate::log::AppendError;
+use crate::log::{AppendError, Purpose};
 use crate::store::{Got, Held, Needs, Sources, Store, got};
 use crate::work;
 
@@ -370,11 +370,22 @@ pub struct Update<'l, 'k> {
     view: View<'l, 'k>,
     /// Bytes of the records of what was copied.
     copied_bytes: usize,
+    purpose: Option<Purpose>,
 }
 
 impl<'l, 'k> Update<'l, 'k> {
     pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
-        Self { view: View::new(store, values, locked, now_ms), copied_bytes: 0 }
+        Self { view: View::new(store, values, locked, now_ms), copied_bytes: 0, purpose: None }
+    }
+
+    /// It, or a part of it, takes room in the log for this. Without a word it is for [writing](Purpose::Writing), and what only takes
+    /// away is for [removing](Purpose::Removing), whatever is said.
+    pub fn takes_room_for(&mut self, purpose: Purpose) {
+        self.purpose = self.purpose.max(Some(purpose));
+    }
+
+    pub(crate) fn purpose(&self) -> Purpose {
+        self.purpose.unwrap_or(Purpose::Writing)
     }
 
     pub(crate) fn done(self) -> Done<'l, 'k> {

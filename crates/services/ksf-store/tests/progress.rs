@@ -229,9 +229,13 @@ struct Served {
 
 impl Served {
     fn new(logs: usize, places: usize, memory_bytes_max: usize) -> Self {
+        Self::of(logs, (places, SMALL_SEGMENT_BYTES), memory_bytes_max)
+    }
+
+    fn of(logs: usize, (places, segment_bytes): (usize, usize), memory_bytes_max: usize) -> Self {
         let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
-        let geometry = Geometry { store: 5, block_bytes, segment_bytes: SMALL_SEGMENT_BYTES as u64 };
-        let mut media: Vec<_> = (0..logs).map(|_| Medium::new(places, SMALL_SEGMENT_BYTES)).collect();
+        let geometry = Geometry { store: 5, block_bytes, segment_bytes: segment_bytes as u64 };
+        let mut media: Vec<_> = (0..logs).map(|_| Medium::new(places, segment_bytes)).collect();
         let (store, shards) = open_within(geometry, &mut media, &mut 1, None, memory_bytes_max);
         let (random, cleaning) = (Random::of_test(7), (0..logs).map(|_| None).collect());
         Self { random, geometry, memory_bytes_max, media, store, shards, cleaning, epoch: 1 }
@@ -362,6 +366,19 @@ fn a_full_log_takes_every_removal() {
         let again = served.fill(0, 0, 64);
         assert!(again > keys / 10 * 9, "{again} of {keys} keys");
     }
+}
+
+/// Records that are as long as those that take them out, in an order that spreads the removals: when the reserve is used up no segment is
+/// worth its cleaning, and each has something that is out of date.
+#[test]
+fn a_full_log_takes_removals_that_leave_little_in_each_segment() {
+    let mut served = Served::of(1, (32, SEGMENT_BYTES), usize::MAX);
+    let keys = served.fill(0, 0, 0);
+    for key in served.shuffled(0..keys) {
+        served.remove(0, key);
+    }
+    assert_eq!(served.store.keys(), 0);
+    assert!(served.fill(0, 0, 0) > keys / 10 * 9);
 }
 
 /// A command on another shard writes the removals into its own log, where nothing is out of date.

@@ -30,7 +30,7 @@ use ksf::files::FileRange;
 use ksf_proto::resp::{self, Arguments, Malformed, SPANS_MAX, Spans, Version, Writer};
 use ksf_store::backup::Backup;
 use ksf_store::cells::Shape;
-use ksf_store::log::AppendError;
+use ksf_store::log::{AppendError, Purpose};
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
 use smallvec::SmallVec;
@@ -175,6 +175,8 @@ pub(crate) struct Call<'c, 'a> {
     pub(crate) done: Done,
     /// What the commands of an `EXEC` have in common.
     pub(crate) tx: Option<Update<'c, 'a>>,
+    /// What the command takes room in the log for, if it does.
+    purpose: Option<Purpose>,
 }
 
 /// Why a command was not carried out: the text of its reply.
@@ -250,7 +252,7 @@ pub(crate) fn execute(
     let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
     let mut done = {
         let (shard, session) = (&mut *shard, &mut *session);
-        let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None };
+        let mut call = Call { shard, session, clock, args: &args, out, done: Done::default(), tx: None, purpose: None };
         run(&mut call);
         std::mem::take(&mut call.done)
     };
@@ -289,7 +291,10 @@ fn dispatch(call: &mut Call<'_, '_>) -> Result {
             transactions::queue(call, asked.name()).inspect_err(|_| call.session.transaction.refuse())
         }
         // Its errors do not end a transaction.
-        Ok(asked) => (asked.command.run)(call),
+        Ok(asked) => {
+            call.purpose = asked.command.purpose;
+            (asked.command.run)(call)
+        }
         Err(failed) => {
             call.session.transaction.refuse();
             Err(failed)
@@ -481,6 +486,11 @@ impl<'a> Call<'_, 'a> {
 
     /// Carries out a change of keys.
     pub(crate) fn update<R>(&mut self, keys: &[&'a [u8]], change: impl FnOnce(&mut Update<'_, 'a>) -> R) -> Result<R> {
+        let purpose = self.purpose;
+        let change = |update: &mut Update<'_, 'a>| {
+            purpose.into_iter().for_each(|purpose| update.takes_room_for(purpose));
+            change(update)
+        };
         if let Some(update) = &mut self.tx {
             return Ok(change(update));
         }

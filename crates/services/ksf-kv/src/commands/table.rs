@@ -64,6 +64,8 @@ const PAIRS: KeysAt = (1, -1, 2);
 
 const READS: Option<Purpose> = None;
 const WRITES: Option<Purpose> = Some(Purpose::Writing);
+/// What it writes takes the place of something: Redis carries it out when memory is used up.
+const KEEPS: Option<Purpose> = Some(Purpose::Keeping);
 /// It only takes away.
 const REMOVES: Option<Purpose> = Some(Purpose::Removing);
 
@@ -427,6 +429,8 @@ mod tests {
         for Command { name, purpose, facts, .. } in COMMANDS {
             let writes = facts.flags & flag::WRITE != 0;
             assert_eq!(writes || *name == "exec", purpose.is_some(), "{name}");
+            let is_denied = facts.flags & flag::DENYOOM != 0;
+            assert_eq!(is_denied || *name == "exec", *purpose == WRITES, "{name}");
             assert!(!writes || facts.flags & flag::READONLY == 0, "{name}");
         }
     }

@@ -156,7 +156,16 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
             return shard.shard.commit(update, clock).map(|needs| (needs, false));
         }
         Writer::new(&mut out, version).array(commands.len());
-        let mut one = Call { shard, session, clock, args: &[], out: &mut out, done: Done::default(), tx: Some(update) };
+        let mut one = Call {
+            shard,
+            session,
+            clock,
+            args: &[],
+            out: &mut out,
+            done: Done::default(),
+            tx: Some(update),
+            purpose: None,
+        };
         for args in &commands {
             one.args = args;
             run(&mut one);

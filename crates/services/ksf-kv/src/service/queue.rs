@@ -212,7 +212,9 @@ impl Queue {
     /// Whether an earlier command of the connection waits.
     pub(super) fn is_behind(&self, from: ConnKey, place: u64) -> bool {
         let first = self.lines.get(&from).and_then(|line| line.keys().next());
+        // Of those that went on together, one may wait for room once more.
         first.is_some_and(|first| *first < place)
+            || self.waiting.range(..place).any(|(_, waiting)| waiting.from == from)
     }
 
     /// Forgets the commands of a connection.

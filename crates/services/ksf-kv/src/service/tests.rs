@@ -120,9 +120,12 @@ impl World {
 
     /// The same in this folder, on this medium.
     fn on(folder: Folder, medium: Medium, shards: u16, conns: u32, durability: Durability) -> Self {
+        Self::set_up(folder, medium, shards, conns, Settings { durability, ..Settings::default() })
+    }
+
+    fn set_up(folder: Folder, medium: Medium, shards: u16, conns: u32, settings: Settings) -> Self {
         let options = DiskOptions { logs: shards, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8, medium };
         let disk = Disk::open(&folder.path(""), options).unwrap();
-        let settings = Settings { durability, ..Settings::default() };
         let service = Arc::new(Watched {
             kv: Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap(),
             completes: AtomicBool::new(false),
@@ -494,4 +497,72 @@ fn pipeline_of_dear_commands_lets_others_in() {
     // Commands that cost little are not told from others.
     world.receive(0, &"STRLEN one\r\n".repeat(1_000));
     assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
+}
+
+impl World {
+    fn ask(&mut self, conn: usize, words: &[&str]) -> String {
+        self.send(conn, &array(words.iter().map(|word| (*word).to_owned())));
+        self.take(conn)
+    }
+
+    /// Sets keys until the log is full, and returns how many there are.
+    fn fill(&mut self) -> usize {
+        let keys = (0..200).find(|number| self.ask(0, &["SET", &long_key(*number), ""]) != "+OK\r\n").unwrap();
+        assert!(keys > 50, "{keys}");
+        let told = self.ask(0, &["SET", &long_key(keys), ""]);
+        assert!(told.starts_with("-OOM the log is full"), "{told}");
+        keys
+    }
+}
+
+/// A few removals of such keys use the reserve up.
+fn long_key(number: usize) -> String {
+    format!("{number:060000}")
+}
+
+/// A removal that finds no room waits for the cleaner, whose reads never end here, and no longer than is stated; those that come then are
+/// refused for a second.
+#[test]
+fn a_removal_that_waits_in_vain_is_refused() {
+    let mut world = World::new(3);
+    world.complete();
+    let keys = world.fill();
+    let waits = (0..keys).find(|number| world.ask(0, &["DEL", &long_key(*number)]) != ":1\r\n").unwrap();
+    assert!(waits > 5, "{waits}");
+    let pass = |world: &mut World, ms: u64| {
+        world.env.now = world.env.now.plus_ms(ms);
+        assert_eq!(world.ask(1, &["PING"]), "+PONG\r\n");
+        world.take(0)
+    };
+    assert_eq!((world.waiting(), pass(&mut world, HOPE_MS - 1)), (1, String::new()));
+    let told = pass(&mut world, 1);
+    assert!(told.starts_with("-OOM the log is full"), "{told}");
+    let told = world.ask(2, &["DEL", &long_key(waits)]);
+    assert!(told.starts_with("-OOM the log is full"), "{told}");
+    assert_eq!(pass(&mut world, NO_HOPE_MS), "");
+    assert_eq!((world.ask(2, &["DEL", &long_key(waits)]), world.waiting()), (String::new(), 1));
+    assert_eq!(world.ask(1, &["STRLEN", &long_key(waits)]), ":0\r\n", "what only reads does not wait");
+}
+
+/// Commands that may go on together, of which one must wait once more: none of its connection is carried out before it.
+#[test]
+fn no_command_overtakes_one_that_waits_once_more() {
+    const PAIRS: usize = 14;
+    let mut world = World::new(2);
+    world.complete();
+    world.fill();
+    (0..8).for_each(|number| assert_eq!(world.ask(0, &["DEL", &long_key(number)]), ":1\r\n"));
+    world.service.completes.store(false, Ordering::Relaxed);
+    let pair = |number| array(["DEL", &long_key(number)].map(str::to_owned).into_iter()) + "HDEL nothing field\r\n";
+    world.send(0, &(8..8 + PAIRS).map(pair).collect::<String>());
+    let mut told = world.take(0);
+    assert!(world.waiting() > 0, "the medium is behind");
+    world.complete();
+    for _ in 0..PAIRS {
+        assert_eq!(world.ask(1, &["PING"]), "+PONG\r\n");
+        told.push_str(&world.take(0));
+    }
+    let replies = told.lines().count();
+    assert!(replies >= 2 && replies < 2 * PAIRS, "{replies}");
+    assert_eq!((told, world.waiting() as usize), (":1\r\n:0\r\n".repeat(replies / 2), 2 * PAIRS - replies));
 }

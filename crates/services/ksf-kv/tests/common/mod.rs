@@ -54,7 +54,23 @@ impl Serving {
         settings: Settings,
         options: DiskOptions,
     ) -> Self {
-        let cpus = ksf::cpus::allowed().unwrap();
+        Self::start_cpus(engine, folder, limits, settings, options, ksf::cpus::allowed().unwrap())
+    }
+
+    /// With one log, so that what one client fills is full for all.
+    pub(crate) fn start_single(engine: EngineKind, folder: &Path, settings: Settings, options: DiskOptions) -> Self {
+        let cpus = ksf::cpus::allowed().unwrap().into_iter().take(1).collect();
+        Self::start_cpus(engine, folder, Limits::default(), settings, options, cpus)
+    }
+
+    fn start_cpus(
+        engine: EngineKind,
+        folder: &Path,
+        limits: Limits,
+        settings: Settings,
+        options: DiskOptions,
+        cpus: Vec<usize>,
+    ) -> Self {
         let options = DiskOptions { logs: cpus.len() as u16, ..options };
         let disk = Disk::open(folder, options).unwrap();
         let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();

@@ -495,7 +495,7 @@ impl Store {
                 values: None,
                 missing: BTreeMap::new(),
                 is_short: false,
-                wanted_bytes: None,
+                wanted: None,
                 gives_up: false,
                 told_of_want: false,
                 not_due_at: None,

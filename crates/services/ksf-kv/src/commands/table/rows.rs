@@ -1,7 +1,8 @@
 //! The rows of the table, in the words of Redis; `commands!` and `subcommands!` say what each column is.
 
 use super::{
-    ALL, Command, FIRST, Facts, KeySpec, OTHERS, PAIRS, READS, REMOVES, SECOND, Subcommand, TWO, WRITES, category, flag,
+    ALL, Command, FIRST, Facts, KEEPS, KeySpec, OTHERS, PAIRS, READS, REMOVES, SECOND, Subcommand, TWO, WRITES,
+    category, flag,
 };
 use crate::commands::{
     about, backup, bits, clients, cluster, hashes, info, keys, lcs, lists, object, range, scan, server, sets,
@@ -46,9 +47,9 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "transactions" "1.2.0" "Carries out a transaction.";
     "exists" -2 READS keys::exists, [READONLY FAST] [KEYSPACE] ["request_policy:multi_shard" "response_policy:agg_sum"] ["RO" ALL]
         "generic" "1.0.0" "Counts those of the keys that are there.";
-    "expire" -3 WRITES keys::expire, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
+    "expire" -3 KEEPS keys::expire, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
         "generic" "1.0.0" "Sets the seconds after which a key ends.";
-    "expireat" -3 WRITES keys::expireat, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
+    "expireat" -3 KEEPS keys::expireat, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
         "generic" "1.2.0" "Sets the second, since 1970, at which a key ends.";
     "expiretime" 2 READS keys::expiretime, [READONLY FAST] [KEYSPACE] [] ["RO access" FIRST]
         "generic" "7.0.0" "Tells the second, since 1970, at which a key ends.";
@@ -62,7 +63,7 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "bitmap" "2.2.0" "Tells a bit of a string.";
     "getdel" 2 REMOVES strings::getdel, [WRITE FAST] [STRING] [] ["RW access delete" FIRST]
         "string" "6.2.0" "Tells a string and takes it out.";
-    "getex" -2 WRITES strings::getex, [WRITE FAST] [STRING] [] ["RW access update" FIRST]
+    "getex" -2 KEEPS strings::getex, [WRITE FAST] [STRING] [] ["RW access update" FIRST]
         "string" "6.2.0" "Tells a string and sets when it ends.";
     "getrange" 4 READS strings::getrange, [READONLY] [STRING] [] ["RO access" FIRST]
         "string" "2.4.0" "Tells a part of a string.";
@@ -138,7 +139,7 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "list" "2.2.0" "Puts elements in front of a list that is there.";
     "lrange" 4 READS lists::lrange, [READONLY] [LIST] [] ["RO access" FIRST]
         "list" "1.0.0" "Tells a part of a list.";
-    "lrem" 4 WRITES lists::lrem, [WRITE] [LIST] [] ["RW delete" FIRST]
+    "lrem" 4 KEEPS lists::lrem, [WRITE] [LIST] [] ["RW delete" FIRST]
         "list" "1.0.0" "Takes elements of a value out of a list.";
     "lset" 4 WRITES lists::lset, [WRITE DENYOOM] [LIST] [] ["RW update" FIRST]
         "list" "1.0.0" "Sets the element at a place of a list.";
@@ -156,11 +157,11 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "transactions" "1.2.0" "Begins a transaction.";
     "object" -2 READS object::object, [] [] [] []
         "generic" "2.2.3" "What concerns how a value is kept." with OBJECT;
-    "persist" 2 WRITES keys::persist, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
+    "persist" 2 KEEPS keys::persist, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
         "generic" "2.2.0" "Lets a key have no end.";
-    "pexpire" -3 WRITES keys::pexpire, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
+    "pexpire" -3 KEEPS keys::pexpire, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
         "generic" "2.6.0" "Sets the milliseconds after which a key ends.";
-    "pexpireat" -3 WRITES keys::pexpireat, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
+    "pexpireat" -3 KEEPS keys::pexpireat, [WRITE FAST] [KEYSPACE] [] ["RW update" FIRST]
         "generic" "2.6.0" "Sets the millisecond, since 1970, at which a key ends.";
     "pexpiretime" 2 READS keys::pexpiretime, [READONLY FAST] [KEYSPACE] [] ["RO access" FIRST]
         "generic" "7.0.0" "Tells the millisecond, since 1970, at which a key ends.";
@@ -178,9 +179,9 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "cluster" "3.0.0" "Would let a replica answer; there are none here.";
     "readwrite" 1 READS cluster::readonly, [LOADING STALE FAST] [CONNECTION] [] []
         "cluster" "3.0.0" "Takes READONLY back.";
-    "rename" 3 WRITES keys::rename, [WRITE] [KEYSPACE] [] ["RW access delete" FIRST "OW update" SECOND]
+    "rename" 3 KEEPS keys::rename, [WRITE] [KEYSPACE] [] ["RW access delete" FIRST "OW update" SECOND]
         "generic" "1.0.0" "Gives a key another name.";
-    "renamenx" 3 WRITES keys::renamenx, [WRITE FAST] [KEYSPACE] [] ["RW access delete" FIRST "OW insert" SECOND]
+    "renamenx" 3 KEEPS keys::renamenx, [WRITE FAST] [KEYSPACE] [] ["RW access delete" FIRST "OW insert" SECOND]
         "generic" "1.0.0" "Gives a key another name that no key has.";
     "reset" 1 READS server::reset, [NOSCRIPT LOADING STALE FAST NO_AUTH ALLOW_BUSY] [CONNECTION] [] []
         "connection" "6.2.0" "Puts the connection into the state in which it began.";
@@ -226,7 +227,7 @@ pub(in crate::commands) static COMMANDS: &[Command] = commands! {
         "set" "1.0.0" "Tells the members of a set.";
     "smismember" -3 READS sets::smismember, [READONLY FAST] [SET] [] ["RO access" FIRST]
         "set" "6.2.0" "Tells of several members whether a set has them.";
-    "smove" 4 WRITES sets::smove, [WRITE FAST] [SET] [] ["RW access delete" FIRST "RW insert" SECOND]
+    "smove" 4 KEEPS sets::smove, [WRITE FAST] [SET] [] ["RW access delete" FIRST "RW insert" SECOND]
         "set" "1.0.0" "Takes a member from one set to another.";
     "spop" -2 REMOVES sets::spop, [WRITE FAST] [SET] ["nondeterministic_output"] ["RW access delete" FIRST]
         "set" "1.0.0" "Takes members out of a set that are drawn at random.";
