@@ -662,12 +662,13 @@ impl Service for Kv {
     }
 
     fn session(&self, conn: &KvConn) -> ksf::service::SessionState {
-        let (head_bytes, awaits_rest) = match &conn.protocol {
-            Protocol::Http(reader) => (reader.kept_bytes(), reader.awaits_body()),
-            _ => (0, false),
+        let (is_stranger, head_bytes, awaits_rest) = match &conn.protocol {
+            // Each request has the password, or has it not.
+            Protocol::Http(reader) => (reader.is_of_stranger(), reader.kept_bytes(), reader.awaits_body()),
+            _ => (conn.session.standing != Standing::Known, 0, false),
         };
         ksf::service::SessionState {
-            is_stranger: conn.session.standing != Standing::Known,
+            is_stranger,
             bytes: conn.session.transaction.kept_bytes() + head_bytes,
             awaits_rest,
         }

@@ -28,6 +28,8 @@ pub(crate) struct Reader {
     status: Option<u16>,
     /// The status for a request above [`STRANGER_BYTES_MAX`], while that is the limit.
     stranger: Option<u16>,
+    /// The same for requests without the password behind one that had it.
+    refusal: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +62,15 @@ pub(crate) enum Taken {
 }
 
 impl Reader {
-    /// One whose requests have [`STRANGER_BYTES_MAX`] bytes at most until one is admitted, or are refused with this status.
+    /// One whose requests have [`STRANGER_BYTES_MAX`] bytes at most unless they are admitted, or are refused with this status. The head of
+    /// a request has the limit of the request before.
     pub(crate) fn of_stranger(status: u16) -> Self {
-        Self { stranger: Some(status), ..Self::default() }
+        Self { stranger: Some(status), refusal: Some(status), ..Self::default() }
+    }
+
+    /// True unless the last request whose head was read was admitted, where it must be.
+    pub(crate) fn is_of_stranger(&self) -> bool {
+        self.stranger.is_some()
     }
 
     /// Longest request, head and body.
@@ -92,9 +100,7 @@ impl Reader {
                 Ok(request) => request,
                 Err(status) => return Err(self.malformed(status)),
             };
-            if self.stranger.is_some() && admits(&request, &buf[..head_bytes]) {
-                self.stranger = None;
-            }
+            self.stranger = self.refusal.filter(|_| !admits(&request, &buf[..head_bytes]));
             let mut waits = request.expects_continue();
             if let BodyLength::Fixed(bytes) = request.body_length() {
                 let total = usize::try_from(bytes).ok().and_then(|bytes| head_bytes.checked_add(bytes));

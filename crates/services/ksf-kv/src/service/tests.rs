@@ -499,6 +499,46 @@ fn pipeline_of_dear_commands_lets_others_in() {
     assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
 }
 
+/// Where a password is needed, whoever tells it is a client, by either protocol: until `RESET`, or until a request without it.
+#[test]
+fn who_has_told_the_password_is_no_stranger() {
+    let settings = Settings { password: Some("open sesame".into()), ..Settings::default() };
+    let mut world = World::set_up(Folder::new(), Medium::Block, 2, 0, settings);
+    let (kv, shard) = (&world.service.kv, &mut world._idle[0]);
+    let limits = Limits::default();
+    let is_stranger = |conn: &KvConn| kv.session(conn).is_stranger;
+    let request = |fields: &str| format!("GET /key HTTP/1.1\r\nHost: x\r\n{fields}\r\n").into_bytes();
+    let with = request("Authorization: Bearer open sesame\r\n");
+    let part_of_body = b"PUT /key HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer open sesame\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab";
+    for (bytes, is_one) in [
+        (&request("")[..], true),
+        (&request("Authorization: Bearer no\r\n"), true),
+        (&with, false),
+        (&part_of_body[..], false),
+        // Without the end of the head nobody knows.
+        (&with[..with.len() - 2], true),
+    ] {
+        let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
+        assert!(is_stranger(&conn));
+        kv.cut(&mut conn, bytes, 0, &limits).unwrap();
+        assert_eq!(is_stranger(&conn), is_one, "{}", bytes.escape_ascii());
+        kv.close(shard, conn);
+    }
+    let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
+    for (bytes, is_one) in [(&with, false), (&request(""), true), (&with, false), (&request("X: y\r\n"), true)] {
+        kv.cut(&mut conn, bytes, 0, &limits).unwrap();
+        assert_eq!(is_stranger(&conn), is_one, "{}", bytes.escape_ascii());
+    }
+    kv.close(shard, conn);
+    // Where none is needed, and the peer is near, nobody is one.
+    let mut world = World::on_last_of(2, 0, Durability::None);
+    let (kv, shard) = (&world.service.kv, &mut world._idle[0]);
+    let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
+    kv.cut(&mut conn, &request(""), 0, &limits).unwrap();
+    assert!(!kv.session(&conn).is_stranger);
+    kv.close(shard, conn);
+}
+
 impl World {
     fn ask(&mut self, conn: usize, words: &[&str]) -> String {
         self.send(conn, &array(words.iter().map(|word| (*word).to_owned())));
