@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activity;
 mod counters;
 pub mod drc;
 mod mount;
@@ -28,6 +29,7 @@ mod service;
 mod status;
 mod wire;
 
+pub use activity::{CLIENTS_MAX, Client, ClientCounts, Connection};
 pub use counters::ProcedureCounts;
 pub use ksf_fs::{Clients, ExportSettings, Network};
 pub use ksf_proto::oncrpc::NFS_PROGRAM;

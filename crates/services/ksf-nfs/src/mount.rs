@@ -1,6 +1,6 @@
 //! The program MOUNT, version 3 (RFC 1813 appendix I): from a path to a handle.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
 
+use crate::activity::Client;
 use crate::program::{Core, caller_of, sender_of};
 use crate::status::Status;
 
@@ -38,7 +39,7 @@ const EXPORT: u32 = 5;
 type Mount = (Option<IpAddr>, Vec<u8>);
 
 /// What was mounted and not unmounted.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Mounts(Mutex<BTreeSet<Mount>>);
 
 impl Mounts {
@@ -54,13 +55,23 @@ impl Mounts {
             mounts.insert((ip, path));
         }
     }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// How many each client has.
+    pub(crate) fn by_client(&self) -> HashMap<Client, u64> {
+        let mut counts = HashMap::new();
+        self.lock().iter().for_each(|(ip, _)| *counts.entry(Client::of(*ip)).or_default() += 1);
+        counts
+    }
 }
 
 /// MOUNTv3.
 pub(crate) struct MountProgram {
     pub(crate) core: Arc<Core>,
     pub(crate) lanes: Arc<Lanes>,
-    pub(crate) mounts: Arc<Mounts>,
 }
 
 impl MountProgram {
@@ -83,14 +94,14 @@ impl MountProgram {
         let root = exported.export.root().clone();
         let path = path.into_os_string().into_vec();
         if below.is_empty() {
-            self.mounts.note(sender.ip(), path);
+            self.core.mounts.note(sender.ip(), path);
             return reply.results(|out| {
                 put_mounted(out, &root);
                 Ok(())
             });
         }
         let caller = caller_of(&call.credential);
-        let (core, lanes, mounts) = (Arc::clone(&self.core), Arc::clone(&self.lanes), Arc::clone(&self.mounts));
+        let (core, lanes) = (Arc::clone(&self.core), Arc::clone(&self.lanes));
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
         let top = root.clone();
         self.core.fs.look_up_groups(caller, &top, move |caller| {
@@ -98,7 +109,7 @@ impl MountProgram {
                 let caller = caller.map_err(|error| mount_status(error.kind()));
                 let found = caller.and_then(|caller| descend(&core, lane, &caller, root, &below));
                 if found.is_ok() {
-                    mounts.note(sender.ip(), path);
+                    core.mounts.note(sender.ip(), path);
                 }
                 way.results(|out| {
                     match found {
@@ -122,7 +133,7 @@ impl MountProgram {
             MNT => self.mount(call, reply),
             DUMP => reply.results(|out| {
                 let begin = out.len();
-                for (ip, path) in self.mounts.lock().iter() {
+                for (ip, path) in self.core.mounts.lock().iter() {
                     if out.len() - begin > DUMP_BYTES_MAX {
                         break;
                     }
@@ -135,13 +146,13 @@ impl MountProgram {
             }),
             UMNT => match read_path(call.args) {
                 Ok(path) => {
-                    self.mounts.lock().remove(&(ip, path.into_os_string().into_vec()));
+                    self.core.mounts.lock().remove(&(ip, path.into_os_string().into_vec()));
                     reply.void()
                 }
                 Err(error) => reply.error(error),
             },
             UMNTALL => {
-                self.mounts.lock().retain(|(mounted_by, _)| *mounted_by != ip);
+                self.core.mounts.lock().retain(|(mounted_by, _)| *mounted_by != ip);
                 reply.void()
             }
             EXPORT => reply.results(|out| {

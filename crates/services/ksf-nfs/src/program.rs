@@ -9,8 +9,10 @@ use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sende
 use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
+use crate::activity::{Activity, Cells, Connection};
 use crate::counters::Counters;
-use crate::drc::{Begun, ClientAddress, Drc, Origin, Ticket};
+use crate::drc::{Begun, ClientAddress, Drc, Ticket};
+use crate::mount::Mounts;
 use crate::procedure::Procedure;
 use crate::request::{Refusal, Request, results_bytes_max, status_of};
 use crate::results::{Failed, Ran, ReadDone, committed, put_not_begun, read, run};
@@ -23,6 +25,8 @@ pub(crate) struct Core {
     pub(crate) exports: Exports,
     pub(crate) drc: Drc<RpcDeferred>,
     pub(crate) counters: Counters,
+    pub(crate) activity: Activity,
+    pub(crate) mounts: Mounts,
     /// Greatest READ and WRITE.
     pub(crate) transfer_bytes_max: u32,
     pub(crate) started: Instant,
@@ -81,8 +85,9 @@ impl NfsProgram {
     }
 
     /// Answers a call, or gives it to a lane.
-    pub(crate) fn call(&self, origin: &mut Origin, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+    pub(crate) fn call(&self, connection: &Connection, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let started = Instant::now();
+        connection.client.called();
         let peer = call.peer();
         if matches!(peer, Peer::Udp(_)) {
             // A reply would be many times as long as the call, whose sender nobody has checked.
@@ -126,7 +131,7 @@ impl NfsProgram {
             };
             let key = self.core.drc.key(client, call);
             let is_named = matches!(call.credential, Credential::Sys(sys) if !sys.machine_name.is_empty());
-            match self.core.drc.begin(key, origin, is_named, self.core.now_ms(), way) {
+            match self.core.drc.begin(key, &connection.origin, is_named, self.core.now_ms(), way) {
                 Begun::Started(ticket, way) => (way, Some(ticket)),
                 Begun::Replay(way, results) => {
                     self.core.counters.replayed(procedure);
@@ -152,7 +157,8 @@ impl NfsProgram {
         };
         let mut caller = caller_of(&call.credential);
         let handle = request.handles().0;
-        let ending = Ending { core: Arc::clone(&self.core), procedure, way, ticket, started };
+        let (core, client) = (Arc::clone(&self.core), Arc::clone(&connection.client));
+        let ending = Ending { core, client, procedure, way, ticket, started };
         // What waits is in the budgets of connection and shard, at which no further request is taken.
         if self.core.fs.has_groups(&mut caller, handle) {
             to_lane(&self.lanes, ending, caller, request);
@@ -184,6 +190,7 @@ fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane)
         return match read(&core.fs, lane, caller, file, *offset, *count) {
             Ok(ReadDone { head, data }) => {
                 core.counters.answered(ending.procedure, Status::OK, ending.started.elapsed());
+                ending.client.has_read(data.len());
                 // From where they lie.
                 ending.way.results_with(|out| out.extend_from_slice(&head), Chunk::from_vec(data));
             }
@@ -200,6 +207,7 @@ fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane)
     }
     let mut results = Vec::with_capacity(256);
     let (ran, owed) = lane.owing(|lane| run(&core.fs, lane, caller, &request, core.transfer_bytes_max, &mut results));
+    let written = if let Request::Write { data, .. } = &request { data.len() } else { 0 };
     // The data of a WRITE go back to their pool before the client hears that they may be sent again.
     drop(request);
     let bytes = size_of::<Ending>() + results.capacity();
@@ -209,6 +217,9 @@ fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane)
             status = status_of(error);
             ran.fail(&mut results, status);
         }
+        if status == Status::OK {
+            ending.client.has_written(written);
+        }
         ending.answer(status, &results);
     });
 }
@@ -216,6 +227,7 @@ fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane)
 /// The end of a request.
 struct Ending {
     core: Arc<Core>,
+    client: Arc<Cells>,
     procedure: Procedure,
     way: RpcDeferred,
     ticket: Option<Ticket<RpcDeferred>>,
@@ -224,7 +236,7 @@ struct Ending {
 
 impl Ending {
     fn answer(self, status: Status, results: &[u8]) {
-        let Self { core, procedure, way, ticket, started } = self;
+        let Self { core, procedure, way, ticket, started, .. } = self;
         core.counters.answered(procedure, status, started.elapsed());
         let waiting = match ticket {
             Some(ticket) if status == Status::JUKEBOX => ticket.forget(),

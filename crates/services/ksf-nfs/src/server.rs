@@ -10,9 +10,10 @@ use ksf_fs::{
 };
 use ksf_services::rpc::TableError;
 
+use crate::activity::{Activity, ClientCounts};
 use crate::counters::{Counters, ProcedureCounts};
 use crate::drc::{Drc, DrcLimits, DrcSizes};
-use crate::mount::MountProgram;
+use crate::mount::{MountProgram, Mounts};
 use crate::program::{Core, NfsProgram};
 use crate::service::{NfsService, programs};
 
@@ -80,6 +81,8 @@ impl Nfs {
             exports,
             drc: Drc::new(drc),
             counters: Counters::default(),
+            activity: Activity::default(),
+            mounts: Mounts::default(),
             transfer_bytes_max,
             started: Instant::now(),
         });
@@ -98,7 +101,7 @@ impl Nfs {
             name: name.into(),
             programs: programs()?,
             nfs: NfsProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) },
-            mount: MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes), mounts: Arc::default() },
+            mount: MountProgram { core: Arc::clone(core), lanes: Arc::clone(lanes) },
         })
     }
 
@@ -115,6 +118,17 @@ impl Nfs {
     /// What was counted of each procedure, in the order of their numbers.
     pub fn procedures(&self) -> Vec<ProcedureCounts> {
         self.core.counters.read()
+    }
+
+    /// What was counted of each client, those with the most calls first: [`CLIENTS_MAX`](crate::CLIENTS_MAX) at most, the others
+    /// together, and those that have mounts alone.
+    pub fn clients(&self) -> Vec<ClientCounts> {
+        self.core.activity.read(self.core.mounts.by_client())
+    }
+
+    /// Mounts that clients told of and did not take back.
+    pub fn mounts(&self) -> usize {
+        self.core.mounts.len()
     }
 
     /// What the file layer counted.

@@ -6,7 +6,7 @@ use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged
 use ksf_proto::oncrpc::MOUNT_PROGRAM;
 use ksf_services::rpc::{Program, ProgramTable, TableError};
 
-use crate::drc::Origin;
+use crate::activity::Connection;
 use crate::mount::MountProgram;
 use crate::program::NfsProgram;
 
@@ -39,7 +39,7 @@ impl NfsService {
 
 impl Service for NfsService {
     type Shard = ();
-    type Conn = Origin;
+    type Conn = Connection;
     type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
@@ -56,18 +56,18 @@ impl Service for NfsService {
         Ok(())
     }
 
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<Origin, Refused> {
-        Ok(Origin::new())
+    fn accept(&self, (): &mut (), peer: &Peer) -> Result<Connection, Refused> {
+        Ok(self.nfs.core.activity.connect(peer))
     }
 
-    fn call(&self, (): &mut (), origin: &mut Origin, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, (): &mut (), connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.programs.call(message, reply, |call, reply| match call.program {
             MOUNT_PROGRAM => self.mount.call(call, reply),
-            _ => self.nfs.call(origin, call, reply),
+            _ => self.nfs.call(connection, call, reply),
         });
     }
 
-    fn reply_bytes(&self, (): &mut (), _: &mut Origin, message: &[u8]) -> usize {
+    fn reply_bytes(&self, (): &mut (), _: &mut Connection, message: &[u8]) -> usize {
         self.nfs.reply_bytes(message)
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use crate::common::{Client, OK, Place, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
-use ksf_nfs::{ExportSettings, Procedure};
+use ksf_nfs::{ClientCounts, ExportSettings, Procedure};
 use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
@@ -270,6 +270,34 @@ fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
     }
     assert_eq!(dumped(&mut client).len(), 64);
     assert!(client.mount(0, &[]).is_empty());
+    serving.stop();
+}
+
+#[test]
+fn what_each_client_has_asked_for_is_counted() {
+    let place = Place::new();
+    let serving = place.serve();
+    let [mut one, mut two] = [(); 2].map(|()| serving.client());
+    let root = one.mnt(&place.path("")).unwrap();
+    let file = two.create(&root, "file");
+    two.done(7, &write_args(&file, 0, 2, b"12345"));
+    one.done(6, &read_args(&file, 1, 100));
+    // A WRITE that fails has written nothing, and a call that is garbage is a call.
+    assert_ne!(one.nfs(7, &write_args(&root, 0, 2, b"12345")).0, OK);
+    one.ask(NFS_PROGRAM, 3, 1, &[]);
+    let of = |counts: &ClientCounts| {
+        (counts.connections, counts.mounts, counts.calls, counts.read_bytes, counts.written_bytes)
+    };
+    let counted = serving.nfs.clients();
+    let client = ksf_nfs::Client::Address(std::net::Ipv4Addr::LOCALHOST.into());
+    assert_eq!(
+        counted.iter().map(|counts| (counts.client, of(counts))).collect::<Vec<_>>(),
+        [(client, (2, 1, 5, 4, 5))]
+    );
+    one.mount(4, &[]);
+    drop(two);
+    wait_until("the connection has ended", || serving.nfs.clients()[0].connections == 1);
+    assert_eq!(of(&serving.nfs.clients()[0]), (1, 0, 5, 4, 5));
     serving.stop();
 }
 

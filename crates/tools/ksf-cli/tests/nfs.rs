@@ -54,6 +54,15 @@ fn tools_of_libnfs_list_read_and_write() {
         for word in ["nfs: up", "procedure", "mean us", "fsinfo", "write"] {
             assert!(status.contains(word), "no {word} in {status}");
         }
+        let row = status.lines().find(|line| line.trim_start().starts_with("127.0.0.1")).expect("a row for the client");
+        let read: u64 = row.split_whitespace().nth(4).and_then(|bytes| bytes.parse().ok()).expect("bytes that it read");
+        assert!(read >= data.len() as u64, "{row}");
+        let document = stdout(&run(&["nfs", "status", "--json", server.stats.to_str().unwrap()]));
+        let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+        let client = &document[0]["clients"][0];
+        assert_eq!(client["address"].as_str(), Some("127.0.0.1"));
+        assert!(client["written_bytes"].as_u64() >= Some(data.len() as u64), "{client}");
+        assert!(document[0]["now"]["descriptors"].is_u64(), "{document}");
         server.stop();
     }
 }

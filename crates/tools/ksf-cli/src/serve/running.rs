@@ -10,12 +10,17 @@ use super::limits::{self, LimitFlags};
 use super::listen::ListenEntry;
 use super::resources::{self, Resources};
 use crate::output::Failure;
-use crate::stats::{ServiceSnapshot, Value};
+use crate::stats::{ClientSnapshot, ServiceSnapshot, Value};
 
 /// What a kind keeps while its service runs. Its start is [`super::kind::ServiceKind::start`], which makes the state.
 pub(crate) trait State: Send + 'static {
     /// Counters of the kind's own, beside those that its services count.
     fn counters(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Its clients, if the kind tells them apart.
+    fn clients(&self) -> Vec<ClientSnapshot> {
         Vec::new()
     }
 
@@ -183,6 +188,7 @@ impl Running {
             counters: server.counters().iter().map(|c| Value::new(c.name, c.help, c.value)).collect(),
             kernel: kernel.map(|c| Value::new(c.name, c.help, c.value)).collect(),
             own: self.own(),
+            clients: self.state.clients(),
         }
     }
 }

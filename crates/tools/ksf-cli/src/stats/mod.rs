@@ -44,6 +44,26 @@ pub(crate) struct ServiceSnapshot {
     pub(crate) kernel: Vec<Value>,
     /// Counters of the service's own.
     pub(crate) own: Vec<Value>,
+    /// Its clients, if it tells them apart; there is a bound on their number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) clients: Vec<ClientSnapshot>,
+}
+
+/// One client of a service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClientSnapshot {
+    /// Its address, or a word for clients without one.
+    pub(crate) address: String,
+    /// Connections that it has now.
+    pub(crate) connections: u64,
+    /// Mounts that it told of and did not take back.
+    pub(crate) mounts: u64,
+    /// Calls that it made.
+    pub(crate) calls: u64,
+    /// Bytes that it has read.
+    pub(crate) read_bytes: u64,
+    /// Bytes that it has written.
+    pub(crate) written_bytes: u64,
 }
 
 /// A named number that explains itself.
@@ -76,6 +96,7 @@ pub(crate) fn example() -> Snapshot {
         ],
         kernel: vec![Value::new("messages", "Messages answered.", 5)],
         own: vec![Value::new("calls", "", 1)],
+        clients: vec![ClientSnapshot { address: "::1".into(), mounts: 2, read_bytes: 9, ..ClientSnapshot::default() }],
     };
     Snapshot {
         schema: SCHEMA.into(),

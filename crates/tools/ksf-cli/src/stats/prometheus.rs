@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{ServiceSnapshot, Snapshot, Source, Value};
+use super::{ClientSnapshot, ServiceSnapshot, Snapshot, Source, Value};
 use crate::output::{Failure, Status, say};
 
 /// Longest request.
@@ -200,7 +200,35 @@ fn exposition(snapshot: &Snapshot) -> String {
         }
     }
     write(&mut out, gauges, "gauge");
+    write_clients(&mut out, snapshot);
     out
+}
+
+/// What is counted of a client: the name of its metric, its kind, its help.
+type OfClient = (&'static str, &'static str, &'static str, fn(&ClientSnapshot) -> u64);
+
+const OF_CLIENTS: [OfClient; 5] = [
+    ("connections", "gauge", "Connections that a client has now.", |client| client.connections),
+    ("mounts", "gauge", "Mounts that a client told of and did not take back.", |client| client.mounts),
+    ("calls_total", "counter", "Calls of a client.", |client| client.calls),
+    ("read_bytes_total", "counter", "Bytes that a client has read.", |client| client.read_bytes),
+    ("written_bytes_total", "counter", "Bytes that a client has written.", |client| client.written_bytes),
+];
+
+fn write_clients(out: &mut String, snapshot: &Snapshot) {
+    if snapshot.services.iter().all(|service| service.clients.is_empty()) {
+        return;
+    }
+    for (name, kind, help, value) in OF_CLIENTS {
+        let _ = writeln!(out, "# HELP ksf_client_{name} {help}\n# TYPE ksf_client_{name} {kind}");
+        for service in &snapshot.services {
+            for client in &service.clients {
+                let (service, address) = (escape(&service.name), escape(&client.address));
+                let value = value(client);
+                let _ = writeln!(out, "ksf_client_{name}{{service=\"{service}\",client=\"{address}\"}} {value}");
+            }
+        }
+    }
 }
 
 fn write(out: &mut String, metrics: Metrics<'_>, kind: &str) {
@@ -244,6 +272,12 @@ mod tests {
         assert!(text.contains("ksf_service_calls_total{service=\"echo\"} 1"));
         assert!(text.contains("# TYPE ksf_short_slots_kept gauge\nksf_short_slots_kept{service=\"echo\"} 6\n"));
         assert!(text.contains("ksf_uptime_seconds 1.500\n"));
+        assert!(text.contains(
+            "# TYPE ksf_client_read_bytes_total counter\nksf_client_read_bytes_total{service=\"echo\",client=\"::1\"} 9\n"
+        ));
+        assert!(
+            text.contains("# TYPE ksf_client_mounts gauge\nksf_client_mounts{service=\"echo\",client=\"::1\"} 2\n")
+        );
         assert_eq!(text.matches("# TYPE ksf_accepted_total ").count(), 1);
     }
 

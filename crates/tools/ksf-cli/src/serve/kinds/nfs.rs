@@ -15,7 +15,7 @@ use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
 use ksf_fs::{FsCounters, FsOptions, HandleSource, Identities, LaneOptions};
 use ksf_nfs::drc::DrcLimits;
-use ksf_nfs::{NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
@@ -28,7 +28,7 @@ use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
 use crate::serve::running::{Running, State};
-use crate::stats::Value;
+use crate::stats::{ClientSnapshot, Value};
 use crate::toml_file::{Mistake, Table};
 
 /// Port of NFS.
@@ -234,6 +234,10 @@ impl State for Serving {
         self.nfs.as_ref().map(counters).unwrap_or_default()
     }
 
+    fn clients(&self) -> Vec<ClientSnapshot> {
+        self.nfs.as_ref().map(clients).unwrap_or_default()
+    }
+
     fn retire(&mut self) {
         self.registration = None;
     }
@@ -245,6 +249,19 @@ impl State for Serving {
             left => Err(io::Error::other(format!("{left} requests did not end within 5 s: a file system hangs"))),
         }
     }
+}
+
+/// What `ksf nfs status` shows of its clients.
+fn clients(nfs: &Nfs) -> Vec<ClientSnapshot> {
+    let client = |counts: ClientCounts| ClientSnapshot {
+        address: counts.client.to_string(),
+        connections: counts.connections,
+        mounts: counts.mounts,
+        calls: counts.calls,
+        read_bytes: counts.read_bytes,
+        written_bytes: counts.written_bytes,
+    };
+    nfs.clients().into_iter().map(client).collect()
 }
 
 /// What `ksf stat` shows of it.
@@ -275,6 +292,11 @@ fn counters(nfs: &Nfs) -> Vec<Value> {
     let lanes = nfs.lane_counters();
     let drc = nfs.drc_sizes();
     let more = [
+        (
+            "mounts",
+            "Mounts that clients told of and did not take back, in a list of at most 1,024.",
+            nfs.mounts() as u64,
+        ),
         ("descriptors", "Descriptors of files that are kept open now.", descriptors as u64),
         ("descriptor_hits", "Requests that found a descriptor.", hits),
         ("descriptor_misses", "Requests that had to open one.", misses),
