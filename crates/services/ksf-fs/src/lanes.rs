@@ -27,6 +27,8 @@ impl Default for LaneOptions {
 pub struct LaneCounters {
     /// Jobs that wait for a lane now.
     pub queued_jobs: usize,
+    /// Jobs that run on a lane now.
+    pub running_jobs: usize,
     /// Jobs that were done but for their syncs, for which they wait now.
     pub queued_syncs: usize,
     /// Bytes of the jobs that wait now.
@@ -90,6 +92,7 @@ impl Lanes {
         let (queued_syncs, synced_bytes) = self.syncs.count();
         LaneCounters {
             queued_jobs: calls.queued_jobs,
+            running_jobs: calls.running_jobs,
             queued_syncs,
             queued_bytes: calls.queued_bytes + synced_bytes,
             lanes: calls.lanes,

@@ -39,6 +39,8 @@ pub(crate) struct PoolCounters {
     pub(crate) queued_jobs: usize,
     /// Bytes of the jobs that wait now.
     pub(crate) queued_bytes: usize,
+    /// Jobs that run now.
+    pub(crate) running_jobs: usize,
     /// Lanes that live now.
     pub(crate) lanes: usize,
     /// Jobs that ran.
@@ -124,7 +126,8 @@ impl Queue {
     pub(crate) fn counters(&self) -> PoolCounters {
         let inner = self.0.lock();
         let queued_jobs = inner.shares.iter().map(Share::len).sum();
-        PoolCounters { queued_jobs, queued_bytes: inner.bytes, lanes: inner.lanes, ..inner.counters }
+        let Inner { bytes: queued_bytes, running: running_jobs, lanes, counters, .. } = *inner;
+        PoolCounters { queued_jobs, queued_bytes, running_jobs, lanes, ..counters }
     }
 }
 
