@@ -15,6 +15,7 @@ mod memory;
 mod mounted;
 mod nfs;
 mod nic;
+mod ninep;
 mod promises;
 mod readme;
 mod serving;

@@ -174,6 +174,7 @@ fn every_service_listens_on_loopback_by_default() {
         "kind = \"http\"",
         "kind = \"store\"\ndata = \"store\"\nlog_bytes = \"8m\"",
         "kind = \"nfs\"\nexports = [\"export\"]\nstate = \"nfs\"",
+        "kind = \"9p\"\nexports = [\"export\"]\nstate = \"9p\"",
     ] {
         std::fs::create_dir_all(folder.path("export")).unwrap();
         let text = format!("engine = \"epoll\"\n[[service]]\nname = \"it\"\n{service}\n");

@@ -1,4 +1,4 @@
-//! Linux mounts what `ksf nfs` exports: Debian's kernel, in a machine that QEMU emulates, with the server on this machine.
+//! Linux mounts what `ksf nfs` and `ksf 9p` export: Debian's kernel, in a machine that QEMU emulates, with the server on this machine.
 //!
 //! ```text
 //!  QEMU ── Debian's kernel ── /usr      ──┐                            ┌── /usr, read-only
@@ -7,6 +7,7 @@
 
 use crate::support;
 mod guest;
+mod ninep;
 mod power;
 
 use std::fs;

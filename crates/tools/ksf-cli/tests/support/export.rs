@@ -1,4 +1,4 @@
-//! A folder that `ksf nfs` exports, and calls to the server.
+//! A folder that `ksf nfs` or `ksf 9p` exports, and calls to the server of NFS.
 
 use std::fs;
 use std::io::Write;
@@ -34,10 +34,15 @@ impl Place {
 
     /// The same on this port.
     pub(crate) fn start_at(&self, port: u16, engine: &str, options: &str, more: &[&str]) -> Server {
+        self.start_kind("nfs", port, engine, options, more)
+    }
+
+    /// The same with another protocol.
+    pub(crate) fn start_kind(&self, kind: &str, port: u16, engine: &str, options: &str, more: &[&str]) -> Server {
         let export = format!("{}{options}", self.export().display());
         let state = self.0.path("state");
         let listen = format!("tcp:127.0.0.1:{port}");
-        let args = ["nfs", "--engine", engine, "--listen", &listen, "--export", &export, "--state"];
+        let args = [kind, "--engine", engine, "--listen", &listen, "--export", &export, "--state"];
         let args: Vec<&str> = args.into_iter().chain([state.to_str().unwrap()]).chain(more.iter().copied()).collect();
         Server::start(&args, 1)
     }

@@ -2,8 +2,10 @@
 
 mod bpf;
 mod echo;
+mod export;
 mod http;
 mod nfs;
+mod ninep;
 mod rpc;
 mod store;
 mod work;
@@ -53,6 +55,7 @@ kinds! {
     "http" Http(http::Http),
     "store" Store(store::Store),
     "nfs" Nfs(nfs::NfsServer),
+    "9p" Ninep(ninep::NinepServer),
 }
 
 /// Commands that serve, each one kind.
@@ -63,6 +66,8 @@ pub(crate) enum ServiceCommand {
     Run(bpf::RunArgs),
     Store(Box<store::StoreArgs>),
     Nfs(Box<nfs::NfsArgs>),
+    #[command(name = "9p")]
+    Ninep(Box<ninep::NinepArgs>),
 }
 
 /// Services that need no file.
@@ -89,6 +94,7 @@ impl ServiceCommand {
             ServiceCommand::Run(args) => args.single().of(Kind::Bpf),
             ServiceCommand::Store(args) => args.single()?.of(Kind::Store),
             ServiceCommand::Nfs(args) => args.single().of(Kind::Nfs),
+            ServiceCommand::Ninep(args) => args.single().of(Kind::Ninep),
         })
     }
 }

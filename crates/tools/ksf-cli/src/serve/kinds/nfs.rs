@@ -1,13 +1,12 @@
 //! An NFSv3 server: `kind = "nfs"`, `ksf nfs`.
 
-mod export;
 mod status;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::{Args, ValueHint};
 use ksf::limits::Limits;
@@ -19,8 +18,8 @@ use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTE
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
-use self::export::ExportSpec;
 use self::status::NfsTool;
+use super::export::{CLOSE_WITHIN, ExportSpec, LANES, LANES_MAX, check_closed, default_state, own_identity_note};
 use super::rpc::register;
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
@@ -34,15 +33,8 @@ use crate::toml_file::{Mistake, Table};
 /// Port of NFS.
 const PORT: u16 = 2049;
 
-/// Threads that carry requests out, where nothing is said.
-const LANES: u64 = 16;
-const LANES_MAX: u64 = 1024;
-
 /// What a message has besides the data of a WRITE, at most: headers, credential, handle.
 const AROUND_DATA_BYTES: usize = 2048;
-
-/// How long the requests that were begun may take when the server ends.
-const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// NFSv3 server: folders that clients mount
 #[derive(Debug, Args)]
@@ -128,10 +120,10 @@ impl ServiceKind for NfsServer {
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let state = self.state.clone().map_or_else(default_state, Ok)?;
+        let state = self.state.clone().map_or_else(|| default_state("nfs"), Ok)?;
         let message_bytes_max = launch.limits().message_bytes_max;
         let settings = Settings {
-            exports: self.exports.iter().map(|spec| spec.settings(&self.folder)).collect(),
+            exports: self.exports.iter().map(|spec| spec.settings(&self.folder, true)).collect(),
             state,
             lanes: LaneOptions { threads: self.lanes as usize },
             fs: FsOptions::default(),
@@ -147,11 +139,7 @@ impl ServiceKind for NfsServer {
         let lines = self.lines(&running.name, &nfs, running.listeners());
         running.ready.splice(0..0, lines);
         if nfs.identities() == Identities::Own {
-            running.notes.push(format!(
-                "{}: all requests are carried out as the user of this process, whoever sends them; for the rights of their own \
-                 users run it as root",
-                running.name
-            ));
+            running.notes.push(own_identity_note(&running.name));
         }
         Ok(running.with_state(Serving { nfs: Some(nfs), registration }))
     }
@@ -198,22 +186,6 @@ fn transfer_bytes_max(message_bytes_max: usize) -> Result<u32, Failure> {
     Ok(u32::try_from(room).map_or(TRANSFER_BYTES_MAX, |room| room.min(TRANSFER_BYTES_MAX)))
 }
 
-/// Where the keys are kept where nothing is said.
-fn default_state() -> Result<PathBuf, Failure> {
-    if rustix::process::geteuid().is_root() {
-        return Ok(PathBuf::from("/var/lib/ksf/nfs"));
-    }
-    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let below = folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")));
-    below.map(|below| below.join("ksf/nfs")).ok_or_else(|| {
-        Failure::new(
-            Status::Usage,
-            "there is no folder for the keys of handles: neither XDG_STATE_HOME nor HOME is set",
-        )
-        .remedy("choose one with --state DIR")
-    })
-}
-
 /// Why a server does not open, with its status; the error says the remedy.
 fn explain(error: OpenError) -> Failure {
     let status = match &error {
@@ -244,10 +216,7 @@ impl State for Serving {
 
     fn stop(mut self: Box<Self>) -> io::Result<()> {
         let Some(nfs) = self.nfs.take() else { return Ok(()) };
-        match nfs.close(Instant::now() + CLOSE_WITHIN) {
-            0 => Ok(()),
-            left => Err(io::Error::other(format!("{left} requests did not end within 5 s: a file system hangs"))),
-        }
+        check_closed(nfs.close(Instant::now() + CLOSE_WITHIN))
     }
 }
 

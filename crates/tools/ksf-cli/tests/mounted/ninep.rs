@@ -1,0 +1,95 @@
+//! Linux mounts what `ksf 9p` exports, by its own client.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::process::Command;
+use std::time::Duration;
+
+use ksf_lab::{Lab, turn};
+use ksf_test::root_or_skip;
+
+use crate::support::engines;
+use crate::support::export::Place;
+
+/// Entries of the long folder.
+const ENTRIES: usize = 10_000;
+
+/// What the script runs besides the shell.
+const TOOLS: [&str; 22] = [
+    "mount",
+    "umount",
+    "mkdir",
+    "rmdir",
+    "sha256sum",
+    "find",
+    "sort",
+    "cmp",
+    "stat",
+    "readlink",
+    "ls",
+    "wc",
+    "cp",
+    "dd",
+    "cat",
+    "truncate",
+    "mv",
+    "ln",
+    "mkfifo",
+    "chmod",
+    "touch",
+    "rm",
+];
+
+/// A tree with what `find` and `sha256sum` say of it, and a folder with many entries.
+fn fill(place: &Place) {
+    let tree = place.export().join("tree");
+    fs::create_dir_all(&tree).unwrap();
+    for folder in 0..8 {
+        let path = tree.join(format!("folder {folder}/deep/er"));
+        fs::create_dir_all(&path).unwrap();
+        for file in 0..10_usize {
+            let bytes: Vec<u8> = (0..file * file * 1500).map(|at| (at / (file + folder)) as u8).collect();
+            fs::write(path.join(format!("file-{file}")), bytes).unwrap();
+        }
+    }
+    fs::write(tree.join("large"), vec![b'x'; 3_000_001]).unwrap();
+    fs::write(tree.join("odd"), "12345").unwrap();
+    fs::set_permissions(tree.join("odd"), fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("../tree/odd", tree.join("link")).unwrap();
+    let shell = "find . -type f -print0 | xargs -0 sha256sum >../sums; find . | LC_ALL=C sort >../names";
+    assert!(Command::new("sh").args(["-euc", shell]).current_dir(&tree).status().unwrap().success());
+    let many = place.export().join("many");
+    fs::create_dir(&many).unwrap();
+    (0..ENTRIES).for_each(|at| fs::write(many.join(format!("entry-{at}")), "").unwrap());
+}
+
+fn mounts_reads_and_writes(cache: &str, engine: &str) {
+    let place = Place::new();
+    fill(&place);
+    let server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
+    let lab = Lab::script(include_str!("ninep.sh")).reach_host().time_limit(Duration::from_secs(300));
+    let lab = lab.env("PORT", server.address(" tcp ").port().to_string()).env("CACHE", cache);
+    let lab = lab.env("EXPORT", place.export().to_str().unwrap()).env("ENTRIES", ENTRIES.to_string());
+    let lab = TOOLS.into_iter().fold(lab, |lab, tool| lab.tool(tool));
+    let lab = ["9pnet_fd", "9p"].into_iter().fold(lab, Lab::module);
+    let output = lab.env("LC_ALL", "C").run().unwrap().checked().unwrap();
+    assert!(output.ends_with("finished\n"), "{output}");
+    let new = place.export().join("new");
+    let check = Command::new("sha256sum").args(["--check", "--quiet", "../sums-of-new"]).current_dir(&new).status();
+    assert!(check.unwrap().success());
+    let (second, fifo) = (fs::metadata(new.join("second")).unwrap(), fs::metadata(new.join("fifo")).unwrap());
+    assert_eq!((second.mode() & 0o7777, second.nlink(), second.mtime()), (0o604, 1, 981_173_106));
+    assert!(fifo.file_type().is_fifo() && fifo.mode() & 0o7777 == 0o600);
+    assert_eq!(fs::read_link(new.join("dangling")).unwrap().to_str(), Some("none"));
+    assert!(!new.join("gone").exists() && !new.join("folder").exists());
+    let large = fs::read(new.join("large")).unwrap();
+    assert_eq!((large.len(), &large[1_000_000..1_000_010]), (5 << 20, &b"0123456789"[..]));
+    server.stop();
+}
+
+#[test]
+fn linux_mounts_an_export_of_9p_and_reads_and_writes_it() {
+    let Some(()) = root_or_skip("files of the users of another machine") else { return };
+    let Some(_turn) = turn() else { return };
+    mounts_reads_and_writes("none", engines()[0]);
+}

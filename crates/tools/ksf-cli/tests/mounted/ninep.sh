@@ -1,0 +1,48 @@
+# $EXPORT is mounted at /mnt by the kernel's client of 9P. It has a tree with its sums, and a folder of $ENTRIES entries.
+mkdir -p /mnt
+mount -t 9p -o "trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576,access=user,cache=$CACHE" 10.0.2.2 /mnt
+cd /mnt/tree
+sha256sum --check --quiet ../sums
+find . | sort >/tmp/names
+cmp /tmp/names ../names
+test "$(stat -c '%a %s' odd)" = '640 5'
+test "$(readlink link)" = ../tree/odd
+echo "the tree is the same"
+
+cd /mnt/many
+test "$(ls -f | sort -u | wc -l)" = $((ENTRIES + 2))
+echo "$ENTRIES entries"
+
+mkdir /mnt/new
+cd /mnt/new
+cp -r ../tree copy
+(cd copy && sha256sum --check --quiet ../../sums)
+dd if=/dev/zero of=large bs=1M count=5 status=none
+printf 0123456789 | dd of=large bs=10 seek=100000 conv=notrunc,fsync status=none
+printf a >>appended
+printf b >>appended
+test "$(cat appended)" = ab
+truncate -s 1 appended
+test "$(cat appended)" = a
+mkdir -m 751 folder
+mv appended folder/moved
+ln folder/moved second
+test "$(stat -c %h second)" = 2
+ln -s none dangling
+mkfifo -m 600 fifo
+chmod 604 second
+touch -d '2001-02-03 04:05:06 UTC' second
+rm folder/moved
+rmdir folder
+if rmdir copy 2>/dev/null; then exit 1; fi
+if cat none 2>/dev/null; then exit 1; fi
+echo kept >gone
+exec 3<gone
+rm gone
+test "$(cat <&3)" = kept
+exec 3<&-
+mv copy renamed
+find . -type f -exec sha256sum {} + >../sums-of-new
+cd /
+umount /mnt
+echo finished
