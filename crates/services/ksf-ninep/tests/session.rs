@@ -155,6 +155,14 @@ fn a_fid_is_what_requests_before_have_made_of_it() {
     let answers: HashMap<u16, u8> = (0..2).map(|_| client.next()).collect();
     assert_eq!(answers, HashMap::from([(1, 13), (2, RCLUNK)]));
     assert_eq!(client.stat(5), Err(libc::EBADF));
+    // And does not become the next fid of its number.
+    client.walk(ROOT, 5, "file").unwrap();
+    let clone = Request::Walk { fid: ROOT, newfid: 5, names: Names::default() };
+    send_together(&mut client, &[(1, Request::Lopen { fid: 5, flags: 0 }), (2, Request::Clunk { fid: 5 }), (3, clone)]);
+    let answers: HashMap<u16, u8> = (0..3).map(|_| client.next()).collect();
+    assert_eq!(answers, HashMap::from([(1, 13), (2, RCLUNK), (3, RWALK)]));
+    assert_eq!(client.read(5, 0, 10), Err(libc::EBADF), "it is not open");
+    client.does(Request::Lopen { fid: 5, flags: 0 }).unwrap();
     serving.stop();
 }
 
