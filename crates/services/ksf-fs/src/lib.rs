@@ -59,8 +59,8 @@ pub use lane::{Identities, Lane, LaneError};
 pub use lanes::{LaneCounters, LaneOptions, Lanes};
 pub use layer::{Fs, FsCounters, FsOptions};
 pub use ops::{
-    Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, Node, OpenFile, OpenHow, PathConf,
-    ReadDone, Stable, TIME_DELTA, Written,
+    Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, LockKind, LockRange, Node, OpenFile,
+    OpenHow, PathConf, ReadDone, Stable, TIME_DELTA, Written,
 };
 pub use owed::Owed;
 pub use pool::Length;

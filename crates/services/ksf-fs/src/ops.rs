@@ -4,6 +4,7 @@
 mod change;
 mod content;
 mod list;
+mod lock;
 mod look;
 mod make;
 mod open;
@@ -19,6 +20,7 @@ pub(crate) use open::sync_opened;
 pub(crate) use settle::changed_for_good;
 
 pub use list::{Cursor, Detail, Entry, Listed};
+pub use lock::{LockKind, LockRange};
 pub use open::{OpenFile, OpenHow};
 
 /// Bytes of a file, at most (off_t).

@@ -1,4 +1,5 @@
-//! System calls that rustix does not have: identities of a thread, kernel handles, checks of access, the groups of a user.
+//! System calls that rustix does not have: identities of a thread, kernel handles, checks of access, the groups of a user, locks of
+//! open files.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -140,4 +141,45 @@ pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Option<Vec<u32>> {
     // With more groups than there is room for, the library fills the room and tells the whole number.
     groups.truncate(usize::try_from(count).unwrap_or(0));
     Some(groups)
+}
+
+/// Kinds of locks, as fcntl(2) has them.
+pub(crate) const LOCK_SHARED: i16 = libc::F_RDLCK as i16;
+pub(crate) const LOCK_EXCLUSIVE: i16 = libc::F_WRLCK as i16;
+pub(crate) const LOCK_NONE: i16 = libc::F_UNLCK as i16;
+
+/// A lock on a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawLock {
+    pub(crate) kind: i16,
+    pub(crate) start: i64,
+    /// 0: to the end.
+    pub(crate) length: i64,
+}
+
+/// Takes a lock that belongs to the open file, or gives it back. False: there is another in the way.
+pub(crate) fn try_lock(file: impl AsFd, lock: RawLock) -> Result<bool> {
+    match control_lock(file, libc::F_OFD_SETLK, lock) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The first lock in the way of this one; of kind [`LOCK_NONE`] if there is none.
+pub(crate) fn find_lock(file: impl AsFd, lock: RawLock) -> Result<RawLock> {
+    control_lock(file, libc::F_OFD_GETLK, lock)
+}
+
+fn control_lock(file: impl AsFd, command: c_int, lock: RawLock) -> Result<RawLock> {
+    // SAFETY: flock is a structure of integers, for which zeros are valid; with these commands the pid must be 0.
+    let mut raw: libc::flock = unsafe { std::mem::zeroed() };
+    raw.l_type = lock.kind;
+    raw.l_whence = libc::SEEK_SET as i16;
+    raw.l_start = lock.start;
+    raw.l_len = lock.length;
+    // SAFETY: the descriptor is borrowed for the call, and `raw` is a live flock, which the kernel reads and may fill.
+    let done = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, &raw mut raw) };
+    checked(done.into())?;
+    Ok(RawLock { kind: raw.l_type, start: raw.l_start, length: raw.l_len })
 }

@@ -5,7 +5,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::common::{Served, kind, on_lane, root};
-use ksf_fs::{Credential, ErrorKind, ExportOptions, Fs, Lane, OpenFile, OpenHow, Owed, SetAttr, Squash, Stable};
+use ksf_fs::{
+    Credential, ErrorKind, ExportOptions, Fs, Lane, LockKind, LockRange, OpenFile, OpenHow, Owed, SetAttr, Squash,
+    Stable,
+};
 use ksf_test::root_or_skip;
 
 const WRITE: OpenHow = OpenHow { read: false, write: true, ..OpenHow::READ };
@@ -159,5 +162,34 @@ fn an_open_folder_is_listed_in_pieces_and_never_above_the_root() {
         assert_eq!(names, wanted);
         assert_eq!(kind(served.fs.list_open(lane, &folder, u64::MAX, &mut |_| true)), ErrorKind::BadCookie);
         assert_eq!(kind(served.fs.read_open(lane, &folder, 0, &mut [0])), ErrorKind::IsDirectory);
+    });
+}
+
+#[test]
+fn locks_belong_to_the_open_file_and_end_with_it() {
+    let served = Served::open_to_all();
+    on_lane(|lane| {
+        let found = served.make(lane, "file");
+        let mut open = |how| served.fs.open(lane, &root(), &found.handle, how).unwrap().0;
+        let (one, two, reads) = (open(BOTH), open(BOTH), open(OpenHow::READ));
+        let (whole, first) = (LockRange { start: 0, length: 0 }, LockRange { start: 0, length: 10 });
+        let take = |file: &OpenFile, kind, range| served.fs.lock_open(lane, file, kind, range);
+        let find = |file: &OpenFile, kind, range| served.fs.find_lock(lane, file, kind, range).unwrap();
+        let (shared, exclusive) = (Some(LockKind::Shared), Some(LockKind::Exclusive));
+        assert_eq!(take(&one, exclusive, first), Ok(true));
+        assert_eq!(take(&one, exclusive, first), Ok(true), "its own lock is not in its way");
+        assert_eq!(take(&two, shared, whole), Ok(false));
+        assert_eq!(take(&two, exclusive, LockRange { start: 10, length: 5 }), Ok(true));
+        assert_eq!(find(&two, LockKind::Shared, whole), Some((LockKind::Exclusive, first)));
+        assert_eq!(find(&two, LockKind::Shared, LockRange { start: 20, length: 1 }), None);
+        assert_eq!(take(&one, None, first), Ok(true));
+        assert_eq!(find(&two, LockKind::Exclusive, first), None);
+        assert_eq!(take(&one, shared, first), Ok(true));
+        assert_eq!(take(&reads, shared, first), Ok(true));
+        assert_eq!(kind(take(&reads, exclusive, first)), ErrorKind::BadMode);
+        assert_eq!(kind(take(&one, shared, LockRange { start: 1 << 63, length: 0 })), ErrorKind::Invalid);
+        assert_eq!(take(&two, exclusive, first), Ok(false));
+        drop((one, reads));
+        assert_eq!(take(&two, exclusive, first), Ok(true), "those of closed files are gone");
     });
 }

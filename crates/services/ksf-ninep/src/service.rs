@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, OpenFile, Owed, Sender};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender};
 use ksf_proto::p9::{
     Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -20,7 +20,7 @@ use crate::errno::Errno;
 use crate::fids::{FID_BYTES, Node};
 use crate::server::{Core, MSIZE_MIN};
 use crate::session::Session;
-use crate::wire::{how_of, set_attr_of, stat_of};
+use crate::wire::{how_of, lock_kind_of, set_attr_of, stat_of};
 use crate::work::{Answer, Done, Work, put_error};
 
 /// Length in front of a message, which counts itself.
@@ -358,10 +358,17 @@ impl NinepService {
                 Work::Remove { node, open }
             }
             Request::Fsync { fid, datasync } => Work::Fsync { file: fids.open(fid)?.clone(), data_only: datasync != 0 },
-            Request::Xattrwalk { .. }
-            | Request::Xattrcreate { .. }
-            | Request::Lock { .. }
-            | Request::Getlock { .. } => return Err(Errno::NOTSUP),
+            Request::Lock { fid, lock } => {
+                let range = LockRange { start: lock.start, length: lock.length };
+                Work::Lock { file: fids.open(fid)?.clone(), kind: lock_kind_of(lock.kind)?, range }
+            }
+            Request::Getlock { fid, lock } => {
+                let range = LockRange { start: lock.start, length: lock.length };
+                let kind = lock_kind_of(lock.kind)?.ok_or(Errno::INVAL)?;
+                let (process, client) = (lock.process, lock.client.into());
+                Work::Getlock { file: fids.open(fid)?.clone(), kind, range, process, client }
+            }
+            Request::Xattrwalk { .. } | Request::Xattrcreate { .. } => return Err(Errno::NOTSUP),
         }))
     }
 

@@ -1,7 +1,9 @@
 //! What the file layer tells, in the words of 9P2000.L.
 
-use ksf_fs::{Attr, Entry, FileType, FsStat, OpenHow, SetAttr, SetTime, Stable, Time};
+use ksf_fs::{Attr, Entry, FileType, FsStat, LockKind, OpenHow, SetAttr, SetTime, Stable, Time};
 use ksf_proto::p9::{DirEntry, Qid, STAT_BASIC, SetStat, Stat, StatFs, open_flag, qid_kind, set_bit};
+
+use crate::errno::Errno;
 
 /// What statfs(2) says of 9P (V9FS_MAGIC).
 const FILE_SYSTEM_KIND: u32 = 0x0102_1997;
@@ -120,6 +122,25 @@ pub(crate) fn how_of(flags: u32) -> OpenHow {
         (false, false) => Stable::Unstable,
     };
     OpenHow { read, write, truncate: has(open_flag::TRUNCATE), append: has(open_flag::APPEND), stable }
+}
+
+/// The kind of a lock; `None`: it is given back, or there is none.
+pub(crate) fn lock_kind_of(kind: u8) -> Result<Option<LockKind>, Errno> {
+    match kind {
+        0 => Ok(Some(LockKind::Shared)),
+        1 => Ok(Some(LockKind::Exclusive)),
+        2 => Ok(None),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// The same the other way.
+pub(crate) fn wire_kind(kind: Option<LockKind>) -> u8 {
+    match kind {
+        Some(LockKind::Shared) => 0,
+        Some(LockKind::Exclusive) => 1,
+        None => 2,
+    }
 }
 
 pub(crate) fn set_attr_of(to: &SetStat) -> SetAttr {

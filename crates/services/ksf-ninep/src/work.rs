@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ksf::pool::Chunk;
 use ksf_fs::{
-    Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, Node as Special, OpenFile,
-    OpenHow, SetAttr,
+    Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
+    Node as Special, OpenFile, OpenHow, SetAttr,
 };
-use ksf_proto::p9::{HEADER_BYTES, Qid, Qids, Reply};
+use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
 use crate::errno::Errno;
 use crate::fids::{Change, FidId, Node, Place};
-use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of};
+use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
 
 /// A name in a folder.
 pub(crate) type Name = Box<[u8]>;
@@ -132,6 +132,20 @@ pub(crate) enum Work {
         file: OpenFile,
         data_only: bool,
     },
+    /// `None`: the lock is given back.
+    Lock {
+        file: OpenFile,
+        kind: Option<LockKind>,
+        range: LockRange,
+    },
+    /// The lock is as it was asked for; with the process and the client.
+    Getlock {
+        file: OpenFile,
+        kind: LockKind,
+        range: LockRange,
+        process: u32,
+        client: Box<[u8]>,
+    },
 }
 
 /// What is sent.
@@ -202,7 +216,9 @@ impl Work {
             | Self::Readdir { folder: file, .. }
             | Self::Clunk { file }
             | Self::Write { file, .. }
-            | Self::Fsync { file, .. } => file.handle(),
+            | Self::Fsync { file, .. }
+            | Self::Lock { file, .. }
+            | Self::Getlock { file, .. } => file.handle(),
         }
     }
 
@@ -375,10 +391,31 @@ impl Work {
                 removed?;
                 plain(Reply::Remove {})
             }
+            Self::Lock { file, kind, range } => {
+                // The client asks again, if it wants to wait.
+                let is_granted = fs.lock_open(lane, &file, kind, range)?;
+                plain(Reply::Lock { status: if is_granted { LOCK_GRANTED } else { LOCK_BLOCKED } })
+            }
+            Self::Getlock { file, kind, range, process, client } => {
+                let lock = match fs.find_lock(lane, &file, kind, range)? {
+                    // Whose it is the kernel does not tell.
+                    Some((kind, range)) => get_lock(wire_kind(Some(kind)), range, 0, b""),
+                    None => get_lock(wire_kind(None), range, process, &client),
+                };
+                plain(Reply::Getlock { lock })
+            }
             // Its sync is owed, and tells the result.
             Self::Fsync { .. } => plain(Reply::Fsync {}),
         })
     }
+}
+
+/// Answers to Tlock.
+const LOCK_GRANTED: u8 = 0;
+const LOCK_BLOCKED: u8 = 1;
+
+fn get_lock(kind: u8, range: LockRange, process: u32, client: &[u8]) -> GetLock<'_> {
+    GetLock { kind, start: range.start, length: range.length, process, client }
 }
 
 /// How far names led.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
 use ksf_fs::Squash;
-use ksf_proto::p9::{Data, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
+use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
 use ksf_test::{is_root, root_or_skip};
 
 const WRITE: u32 = 1;
@@ -487,14 +487,54 @@ fn what_is_not_there_yet_is_refused() {
     let serving = place.serve();
     let mut client = serving.client();
     client.open(1, "", 0).unwrap();
-    let lock = ksf_proto::p9::Lock::default();
     for request in [
         Request::Xattrwalk { fid: 1, newfid: 2, name: b"user.x" },
         Request::Xattrcreate { fid: 1, name: b"user.x", size: 0, flags: 0 },
-        Request::Lock { fid: 1, lock },
-        Request::Getlock { fid: 1, lock: Default::default() },
     ] {
         assert_eq!(client.does(request), Err(libc::EOPNOTSUPP), "{request:?}");
     }
+    serving.stop();
+}
+
+#[test]
+fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let serving = place.serve();
+    let mut clients = [serving.client(), serving.client()];
+    clients.iter_mut().for_each(|client| client.open(1, "file", BOTH).unwrap());
+    let [one, two] = &mut clients;
+    let lock = |client: &mut Client, fid, kind, start| {
+        let lock = Lock { kind, flags: 0, start, length: 10, process: 7, client: b"here" };
+        client.ask(Request::Lock { fid, lock }, |reply| match reply {
+            Reply::Lock { status } => status,
+            other => panic!("{other:?}"),
+        })
+    };
+    let find = |client: &mut Client, kind| {
+        let lock = GetLock { kind, start: 0, length: 10, process: 7, client: b"here" };
+        client.ask(Request::Getlock { fid: 1, lock }, |reply| match reply {
+            Reply::Getlock { lock } => (lock.kind, lock.start, lock.length, lock.process, lock.client.to_vec()),
+            other => panic!("{other:?}"),
+        })
+    };
+    assert_eq!(lock(one, 1, 1, 5), Ok(0));
+    assert_eq!(lock(two, 1, 0, 0), Ok(1), "it is in the way");
+    assert_eq!(lock(two, 1, 0, 15), Ok(0));
+    assert_eq!(find(two, 0), Ok((1, 5, 10, 0, vec![])));
+    assert_eq!(find(one, 1), Ok((2, 0, 10, 7, b"here".to_vec())), "its own is not in its way");
+    assert_eq!(lock(one, 1, 2, 5), Ok(0));
+    assert_eq!(lock(two, 1, 1, 0), Ok(0));
+    two.clunk(1).unwrap();
+    assert_eq!(lock(one, 1, 1, 0), Ok(0), "it was given back before Rclunk");
+    two.open(1, "file", 0).unwrap();
+    assert_eq!(lock(two, 1, 1, 100), Err(libc::EBADF), "it is open for reading");
+    assert_eq!(lock(two, 1, 3, 100), Err(libc::EINVAL));
+    assert_eq!(lock(two, 1, 0, u64::MAX), Err(libc::EINVAL));
+    assert_eq!(lock(two, 9, 0, 0), Err(libc::EBADF));
+    assert_eq!(find(two, 2), Err(libc::EINVAL));
+    let [one, mut two] = clients;
+    drop(one);
+    ksf_test::wait_until("the lock ends with its connection", || lock(&mut two, 1, 0, 0) == Ok(0));
     serving.stop();
 }

@@ -81,6 +81,10 @@ impl OpenFile {
         &self.0.handle
     }
 
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.0.file
+    }
+
     /// What it is.
     pub fn file_type(&self) -> FileType {
         self.0.file_type

@@ -15,7 +15,7 @@ use crate::support::export::Place;
 const ENTRIES: usize = 10_000;
 
 /// What the script runs besides the shell.
-const TOOLS: [&str; 22] = [
+const TOOLS: [&str; 24] = [
     "mount",
     "umount",
     "mkdir",
@@ -38,6 +38,8 @@ const TOOLS: [&str; 22] = [
     "chmod",
     "touch",
     "rm",
+    "flock",
+    "true",
 ];
 
 /// A tree with what `find` and `sha256sum` say of it, and a folder with many entries.
@@ -92,4 +94,14 @@ fn linux_mounts_an_export_of_9p_and_reads_and_writes_it() {
     let Some(()) = root_or_skip("files of the users of another machine") else { return };
     let Some(_turn) = turn() else { return };
     mounts_reads_and_writes("none", engines()[0]);
+}
+
+#[test]
+#[ignore = "soak: the same once more for each kind of cache"]
+fn linux_mounts_an_export_of_9p_with_its_caches() {
+    let Some(()) = root_or_skip("files of the users of another machine") else { return };
+    let Some(_turn) = turn() else { return };
+    for (cache, engine) in ["mmap", "loose"].into_iter().zip(engines().iter().rev().cycle()) {
+        mounts_reads_and_writes(cache, engine);
+    }
 }

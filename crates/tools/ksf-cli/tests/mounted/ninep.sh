@@ -41,6 +41,11 @@ exec 3<gone
 rm gone
 test "$(cat <&3)" = kept
 exec 3<&-
+exec 4<>second
+flock -n 4
+if flock -n second true; then exit 1; fi
+exec 4>&-
+flock -n second true
 mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
 cd /
