@@ -8,7 +8,10 @@ use crate::common::{Served, kind, on_lane, root};
 use ksf_test::{Helper, is_helper};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use ksf_fs::{Access, CreateHow, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time};
+use ksf_fs::{
+    Access, CreateHow, Credential, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time,
+    XattrHow,
+};
 
 /// Nothing but the server changes what it exports.
 fn exclusive() -> Served {
@@ -432,5 +435,39 @@ fn what_would_block_an_open_is_not_opened() {
             assert_eq!(kind(layer.commit(lane, &made.handle).result), ErrorKind::WrongType);
         }
         assert_eq!(kind(layer.read(lane, &root(), dir, 0, &mut [0; 9]).result), ErrorKind::IsDirectory);
+    });
+}
+
+#[test]
+fn extended_attributes_are_those_of_the_object_and_of_its_caller() {
+    let served = Served::open_to_all();
+    on_lane(|lane| {
+        let found = served.make(lane, "file");
+        let (fs, file) = (&served.fs, &found.handle);
+        let mut set = |name: &[u8], value: &[u8], how| fs.set_xattr(lane, &root(), file, (name, value), how);
+        if set(b"user.one", b"1", XattrHow::Any).is_err_and(|error| error.kind() == ErrorKind::NotSupported) {
+            return ksf_test::skip("the file system has no user attributes");
+        }
+        let path = served.path("file");
+        let mut value = [0; 10];
+        let count = rustix::fs::getxattr(&path, "user.one", &mut value[..]).unwrap();
+        assert_eq!(value[..count], *b"1");
+        assert_eq!(kind(set(b"user.one", b"2", XattrHow::New)), ErrorKind::Exists);
+        set(b"user.one", b"2", XattrHow::Replace).unwrap();
+        assert_eq!(set(b"user.two", b"2", XattrHow::Replace).unwrap_err().errno, libc::ENODATA);
+        set(b"user.two", b"", XattrHow::New).unwrap();
+        assert_eq!(kind(set(b"user.\0", b"", XattrHow::Any)), ErrorKind::Invalid);
+        assert_eq!(fs.xattr(lane, &root(), file, b"user.one"), Ok(b"2".to_vec()));
+        assert_eq!(fs.xattr(lane, &root(), file, b"user.two"), Ok(vec![]));
+        let names = fs.xattr_names(lane, &root(), file).unwrap();
+        let names: Vec<&[u8]> = names.split(|byte| *byte == 0).filter(|name| name.starts_with(b"user.")).collect();
+        assert!(names.len() == 2 && names.contains(&&b"user.one"[..]), "{names:?}");
+        fs.remove_xattr(lane, &root(), file, b"user.one").unwrap();
+        assert_eq!(fs.xattr(lane, &root(), file, b"user.one").unwrap_err().errno, libc::ENODATA);
+        let other = Credential::unix(1001, 1001, &[]);
+        if ksf_test::is_root() {
+            let set = fs.set_xattr(lane, &other, file, (b"user.two", b"3"), XattrHow::Any);
+            assert_eq!(kind(set), ErrorKind::Access);
+        }
     });
 }

@@ -7,6 +7,8 @@ use ksf_fs::{ErrorKind, FsError};
 pub(crate) struct Errno(pub(crate) u32);
 
 impl Errno {
+    /// A value is too long for an attribute.
+    pub(crate) const TOOBIG: Self = Self(libc::E2BIG as u32);
     pub(crate) const ACCES: Self = Self(libc::EACCES as u32);
     pub(crate) const BADF: Self = Self(libc::EBADF as u32);
     pub(crate) const INVAL: Self = Self(libc::EINVAL as u32);

@@ -3,12 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ksf_fs::{Credential, Handle, OpenFile};
+use ksf_fs::{Credential, Handle, OpenFile, XATTR_BYTES_MAX, XattrHow};
 
 use crate::errno::Errno;
 
 /// Memory that a fid takes, about: the handles of an object and its folder, and a name.
 pub(crate) const FID_BYTES: usize = 512;
+
+/// Flags of Txattrcreate, as setxattr(2) has them.
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
 
 /// What a fid was walked to.
 #[derive(Debug)]
@@ -42,6 +46,28 @@ enum State {
     /// A request that is under way will open it.
     Opening(Arc<Node>),
     Open(Arc<Node>, OpenFile),
+    /// The value of an extended attribute, or their names.
+    Value(Arc<[u8]>),
+    Setting(Setting),
+}
+
+/// An extended attribute that is being written, and is set when its fid is given back.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) node: Arc<Node>,
+    pub(crate) name: Box<[u8]>,
+    /// Bytes that it will have.
+    pub(crate) size: usize,
+    pub(crate) value: Vec<u8>,
+    pub(crate) how: XattrHow,
+}
+
+/// What a fid was that was given back.
+#[derive(Debug)]
+pub(crate) enum Removed {
+    File(Arc<Node>, Option<OpenFile>),
+    Value,
+    Setting(Setting),
 }
 
 #[derive(Debug)]
@@ -56,16 +82,18 @@ pub(crate) struct Fids {
     fids: HashMap<u32, Fid>,
     fids_max: usize,
     last_number: u64,
+    /// Of values, written and to be written.
+    value_bytes: usize,
 }
 
 impl Fids {
     pub(crate) fn new(fids_max: usize) -> Self {
-        Self { fids: HashMap::new(), fids_max, last_number: 0 }
+        Self { fids: HashMap::new(), fids_max, last_number: 0, value_bytes: 0 }
     }
 
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.fids.len()
+    /// Memory that they take, about.
+    pub(crate) fn bytes(&self) -> usize {
+        self.fids.len() * FID_BYTES + self.value_bytes
     }
 
     /// Takes a number for what a request will find.
@@ -93,7 +121,7 @@ impl Fids {
     /// What a fid names.
     pub(crate) fn node(&self, fid: u32) -> Result<&Arc<Node>, Errno> {
         match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
-            State::Reserved => Err(Errno::BADF),
+            State::Reserved | State::Value(_) | State::Setting(_) => Err(Errno::BADF),
             State::Walked(node) | State::Opening(node) | State::Open(node, _) => Ok(node),
         }
     }
@@ -117,7 +145,7 @@ impl Fids {
     pub(crate) fn closed(&self, fid: u32) -> Result<(FidId, &Arc<Node>), Errno> {
         let found = self.fids.get(&fid).ok_or(Errno::BADF)?;
         match &found.state {
-            State::Reserved => Err(Errno::BADF),
+            State::Reserved | State::Value(_) | State::Setting(_) => Err(Errno::BADF),
             State::Walked(node) => Ok((FidId { fid, number: found.number }, node)),
             State::Opening(_) | State::Open(..) => Err(Errno::INVAL),
         }
@@ -139,19 +167,71 @@ impl Fids {
         })
     }
 
-    /// Gives a fid back: what it named, and what was open of it.
-    pub(crate) fn remove(&mut self, fid: u32) -> Result<(Arc<Node>, Option<OpenFile>), Errno> {
-        self.node(fid)?;
+    /// Makes a fid one that an extended attribute is written to. `room`: bytes that may be taken for it.
+    pub(crate) fn begin_value(
+        &mut self,
+        fid: u32,
+        name: &[u8],
+        (size, flags): (u64, u32),
+        room: usize,
+    ) -> Result<(), Errno> {
+        let (id, node) = self.closed(fid)?;
+        let size = usize::try_from(size).ok().filter(|size| *size <= XATTR_BYTES_MAX).ok_or(Errno::TOOBIG)?;
+        if size > room {
+            return Err(Errno::NOMEM);
+        }
+        let how = match flags {
+            0 => XattrHow::Any,
+            XATTR_CREATE => XattrHow::New,
+            XATTR_REPLACE => XattrHow::Replace,
+            _ => return Err(Errno::INVAL),
+        };
+        let setting = Setting { node: Arc::clone(node), name: name.into(), size, value: Vec::new(), how };
+        self.value_bytes += size;
+        self.set(id, State::Setting(setting));
+        Ok(())
+    }
+
+    /// Writes the next bytes of an extended attribute. `None`: the fid is none for that.
+    pub(crate) fn write_value(&mut self, fid: u32, offset: u64, data: &[u8]) -> Option<Result<(), Errno>> {
+        let State::Setting(setting) = &mut self.fids.get_mut(&fid)?.state else { return None };
+        if offset != setting.value.len() as u64 || setting.size - setting.value.len() < data.len() {
+            return Some(Err(Errno::INVAL));
+        }
+        setting.value.extend_from_slice(data);
+        Some(Ok(()))
+    }
+
+    /// The bytes of an extended attribute behind this offset. `None`: the fid is none for that.
+    pub(crate) fn read_value(&self, fid: u32, offset: u64) -> Option<&[u8]> {
+        let State::Value(value) = &self.fids.get(&fid)?.state else { return None };
+        Some(usize::try_from(offset).ok().and_then(|offset| value.get(offset..)).unwrap_or_default())
+    }
+
+    /// Gives a fid back.
+    pub(crate) fn remove(&mut self, fid: u32) -> Result<Removed, Errno> {
+        if matches!(self.fids.get(&fid).ok_or(Errno::BADF)?.state, State::Reserved) {
+            return Err(Errno::BADF);
+        }
         match self.fids.remove(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved => Err(Errno::BADF),
-            State::Walked(node) | State::Opening(node) => Ok((node, None)),
-            State::Open(node, file) => Ok((node, Some(file))),
+            State::Walked(node) | State::Opening(node) => Ok(Removed::File(node, None)),
+            State::Open(node, file) => Ok(Removed::File(node, Some(file))),
+            State::Value(value) => {
+                self.value_bytes -= value.len();
+                Ok(Removed::Value)
+            }
+            State::Setting(setting) => {
+                self.value_bytes -= setting.size;
+                Ok(Removed::Setting(setting))
+            }
         }
     }
 
     /// Gives all back: what was open of them.
     pub(crate) fn clear(&mut self) -> Vec<OpenFile> {
         let fids = std::mem::take(&mut self.fids);
+        self.value_bytes = 0;
         fids.into_values()
             .filter_map(|fid| if let State::Open(_, file) = fid.state { Some(file) } else { None })
             .collect()
@@ -176,6 +256,12 @@ impl Fids {
             }
             Change::NotOpened(id, node) => {
                 self.set(id, State::Walked(node));
+            }
+            Change::Value(id, value) => {
+                if self.is_there(id) {
+                    self.value_bytes += value.len();
+                    self.set(id, State::Value(value));
+                }
             }
             Change::Moved(from, to) => self.follow(&from, &to),
         }
@@ -215,6 +301,8 @@ pub(crate) enum Change {
     Opened(FidId, Arc<Node>, OpenFile),
     /// It could not be opened.
     NotOpened(FidId, Arc<Node>),
+    /// The fid is that of a value.
+    Value(FidId, Arc<[u8]>),
     /// What had the first name has the second.
     Moved(Place, Place),
 }

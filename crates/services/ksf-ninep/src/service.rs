@@ -12,12 +12,12 @@ use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
 use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender};
 use ksf_proto::p9::{
-    Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
+    Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
 };
 
 use crate::errno::Errno;
-use crate::fids::{FID_BYTES, Node};
+use crate::fids::{Change, FID_BYTES, Node, Removed};
 use crate::server::{Core, MSIZE_MIN};
 use crate::session::Session;
 use crate::wire::{how_of, lock_kind_of, set_attr_of, stat_of};
@@ -33,6 +33,7 @@ const TARGET_BYTES_MAX: usize = 4096;
 
 const TREADLINK: u8 = 22;
 const TREADDIR: u8 = 40;
+const TXATTRWALK: u8 = 30;
 const TATTACH: u8 = 104;
 const TWALK: u8 = 110;
 const TREAD: u8 = 116;
@@ -99,7 +100,7 @@ impl Service for NinepService {
         };
         let next = request.and_then(|request| {
             // A fid takes memory for as long as the client wants.
-            if reply.session_room() < FID_BYTES && matches!(kind, TATTACH | TWALK) {
+            if reply.session_room() < FID_BYTES && matches!(kind, TATTACH | TWALK | TXATTRWALK) {
                 return Err(Errno::NOMEM);
             }
             self.begin(session, tag, request, message, reply)
@@ -149,6 +150,13 @@ impl Service for NinepService {
             let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
             return job.submit(&self.lanes, work);
         }
+        // A value is kept for as long as the client wants.
+        let (answer, change) = match change {
+            Some(Change::Value(id, value)) if reply.session_room() < value.len() => {
+                (Answer::Error(Errno::NOMEM), Some(Change::Free(id)))
+            }
+            change => (answer, change),
+        };
         if let Some(file) = session.apply(change) {
             self.close_files(vec![file]);
         }
@@ -232,7 +240,7 @@ impl NinepService {
             Some(&(TREAD | TREADDIR)) => {
                 // Behind head, fid and offset.
                 let count = message.get(19..23).and_then(|count| count.try_into().ok()).map_or(0, u32::from_le_bytes);
-                FIXED_BYTES + data_bytes(session, count) as usize
+                FIXED_BYTES + data_bytes(session.msize, count) as usize
             }
             Some(&TREADLINK) => FIXED_BYTES + TARGET_BYTES_MAX,
             _ => FIXED_BYTES,
@@ -248,7 +256,8 @@ impl NinepService {
         message: &Message<'_>,
         reply: &mut Replies<'_>,
     ) -> Result<Next, Errno> {
-        let iounit = session.msize - IO_HEAD_BYTES as u32;
+        let msize = session.msize;
+        let iounit = msize - IO_HEAD_BYTES as u32;
         let fids = &mut session.fids;
         let shared = |node: &Arc<Node>| Arc::clone(node);
         Ok(Next::Lane(match request {
@@ -295,12 +304,17 @@ impl NinepService {
                 Work::Create { id, dir, name: name.into(), mode, exclusive, gid, how: how_of(flags), iounit }
             }
             Request::Read { fid, offset, count } => {
+                if let Some(value) = fids.read_value(fid, offset) {
+                    let count = value.len().min(data_bytes(msize, count) as usize);
+                    say(reply, tag, Reply::Read { data: Data(&value[..count]) })?;
+                    return Ok(Next::Answered);
+                }
                 let file = fids.open(fid)?.clone();
-                Work::Read { file, offset, count: data_bytes(session, count) }
+                Work::Read { file, offset, count: data_bytes(msize, count) }
             }
             Request::Readdir { fid, offset, count } => {
                 let folder = fids.open(fid)?.clone();
-                Work::Readdir { folder, offset, count: data_bytes(session, count) }
+                Work::Readdir { folder, offset, count: data_bytes(msize, count) }
             }
             Request::Readlink { fid } => Work::Readlink { node: shared(fids.node(fid)?) },
             Request::Getattr { fid, .. } => {
@@ -313,13 +327,19 @@ impl NinepService {
             }
             Request::Statfs { fid } => Work::Statfs { node: shared(fids.node(fid)?) },
             Request::Clunk { fid } => match fids.remove(fid)? {
-                (_, Some(file)) => Work::Clunk { file },
-                (_, None) => {
+                Removed::File(_, Some(file)) => Work::Clunk { file },
+                Removed::Setting(setting) => Work::SetXattr { setting },
+                Removed::File(_, None) | Removed::Value => {
                     say(reply, tag, Reply::Clunk {})?;
                     return Ok(Next::Answered);
                 }
             },
             Request::Write { fid, offset, data } => {
+                if let Some(written) = fids.write_value(fid, offset, data.0) {
+                    written?;
+                    say(reply, tag, Reply::Write { count: data.0.len() as u32 })?;
+                    return Ok(Next::Answered);
+                }
                 let file = fids.open(fid)?.clone();
                 // They are the end of the message.
                 let end = message.bytes().len();
@@ -354,7 +374,7 @@ impl NinepService {
                 Work::Unlinkat { dir: shared(fids.node(dirfid)?), name: name.into(), directory }
             }
             Request::Remove { fid } => {
-                let (node, open) = fids.remove(fid)?;
+                let Removed::File(node, open) = fids.remove(fid)? else { return Err(Errno::INVAL) };
                 Work::Remove { node, open }
             }
             Request::Fsync { fid, datasync } => Work::Fsync { file: fids.open(fid)?.clone(), data_only: datasync != 0 },
@@ -368,7 +388,15 @@ impl NinepService {
                 let (process, client) = (lock.process, lock.client.into());
                 Work::Getlock { file: fids.open(fid)?.clone(), kind, range, process, client }
             }
-            Request::Xattrwalk { .. } | Request::Xattrcreate { .. } => return Err(Errno::NOTSUP),
+            Request::Xattrwalk { fid, newfid, name } => {
+                let node = shared(fids.node(fid)?);
+                Work::Xattrwalk { id: fids.reserve(newfid)?, node, name: name.into() }
+            }
+            Request::Xattrcreate { fid, name, size, flags } => {
+                fids.begin_value(fid, name, (size, flags), reply.session_room())?;
+                say(reply, tag, Reply::Xattrcreate {})?;
+                return Ok(Next::Answered);
+            }
         }))
     }
 
@@ -410,9 +438,9 @@ impl NinepService {
     }
 }
 
-/// Data that a reply has room for.
-fn data_bytes(session: &Session, count: u32) -> u32 {
-    count.min(session.msize.saturating_sub(READ_HEAD_BYTES as u32))
+/// Data that a reply of at most `msize` bytes has room for.
+fn data_bytes(msize: u32, count: u32) -> u32 {
+    count.min(msize.saturating_sub(READ_HEAD_BYTES as u32))
 }
 
 /// Answers at once.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ksf::deferred::Deferred;
 use ksf_fs::{OpenFile, Sender};
 
-use crate::fids::{Change, FID_BYTES, Fids};
+use crate::fids::{Change, Fids};
 
 /// Tflushes that wait for a request, with their tags.
 type Waiting = Vec<(u16, Deferred)>;
@@ -35,7 +35,7 @@ impl Session {
 
     /// Memory that it takes because of its client.
     pub(crate) fn bytes(&self) -> usize {
-        self.fids.len() * FID_BYTES
+        self.fids.bytes()
     }
 
     /// Begins another session. What was under way is not answered; returns what is to be closed.

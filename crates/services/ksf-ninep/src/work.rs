@@ -5,12 +5,12 @@ use std::sync::Arc;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
-    Node as Special, OpenFile, OpenHow, SetAttr,
+    Node as Special, OpenFile, OpenHow, SetAttr, XattrHow,
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
 use crate::errno::Errno;
-use crate::fids::{Change, FidId, Node, Place};
+use crate::fids::{Change, FidId, Node, Place, Setting};
 use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
 
 /// A name in a folder.
@@ -132,6 +132,16 @@ pub(crate) enum Work {
         file: OpenFile,
         data_only: bool,
     },
+    /// A value, or all names if `name` is empty.
+    Xattrwalk {
+        id: FidId,
+        node: Arc<Node>,
+        name: Name,
+    },
+    /// What was written to the fid of an extended attribute is set: its Tclunk.
+    SetXattr {
+        setting: Setting,
+    },
     /// `None`: the lock is given back.
     Lock {
         file: OpenFile,
@@ -201,6 +211,7 @@ impl Work {
             | Self::Open { node, .. }
             | Self::Create { dir: node, .. }
             | Self::Readlink { node }
+            | Self::Xattrwalk { node, .. }
             | Self::Getattr { node, .. }
             | Self::Statfs { node }
             | Self::Setattr { node, .. }
@@ -212,6 +223,7 @@ impl Work {
             | Self::Renameat { from: node, .. }
             | Self::Unlinkat { dir: node, .. }
             | Self::Remove { node, .. } => &node.handle,
+            Self::SetXattr { setting } => &setting.node.handle,
             Self::Read { file, .. }
             | Self::Readdir { folder: file, .. }
             | Self::Clunk { file }
@@ -227,6 +239,7 @@ impl Work {
         let more = match self {
             Self::Write { data, .. } => data.len(),
             Self::Symlink { target, .. } => target.len(),
+            Self::SetXattr { setting } => setting.size,
             _ => 0,
         };
         size_of::<Self>() + more
@@ -235,7 +248,9 @@ impl Work {
     /// What becomes of its fid if it fails.
     pub(crate) fn undo(&self) -> Option<Change> {
         match self {
-            Self::Attach { id, .. } | Self::Walk { id, in_place: false, .. } => Some(Change::Free(*id)),
+            Self::Attach { id, .. } | Self::Xattrwalk { id, .. } | Self::Walk { id, in_place: false, .. } => {
+                Some(Change::Free(*id))
+            }
             Self::Open { id, node, .. } => Some(Change::NotOpened(*id, Arc::clone(node))),
             Self::Create { id, dir, .. } => Some(Change::NotOpened(*id, Arc::clone(dir))),
             _ => None,
@@ -391,6 +406,18 @@ impl Work {
                 removed?;
                 plain(Reply::Remove {})
             }
+            Self::Xattrwalk { id, node, name } => {
+                let value = match &*name {
+                    b"" => fs.xattr_names(lane, &node.caller, &node.handle)?,
+                    name => fs.xattr(lane, &node.caller, &node.handle, name)?,
+                };
+                let reply = Reply::Xattrwalk { size: value.len() as u64 };
+                Done::message(tag, reply, Some(Change::Value(id, value.into())))
+            }
+            Self::SetXattr { setting } => {
+                set_xattr(fs, lane, &setting)?;
+                plain(Reply::Clunk {})
+            }
             Self::Lock { file, kind, range } => {
                 // The client asks again, if it wants to wait.
                 let is_granted = fs.lock_open(lane, &file, kind, range)?;
@@ -476,6 +503,21 @@ fn set_attr(fs: &Fs, lane: &mut Lane, node: &Node, open: Option<&OpenFile>, mut 
         }
     }
     fs.setattr(lane, &node.caller, &node.handle, &to, None).result
+}
+
+fn set_xattr(fs: &Fs, lane: &mut Lane, setting: &Setting) -> Result<(), Errno> {
+    let Setting { node, name, size, value, how } = setting;
+    if value.len() != *size {
+        return Err(Errno::INVAL);
+    }
+    // So Linux removes an attribute.
+    let is_removed = value.is_empty() && *how == XattrHow::Replace;
+    let done = if is_removed {
+        fs.remove_xattr(lane, &node.caller, &node.handle, name)
+    } else {
+        fs.set_xattr(lane, &node.caller, &node.handle, (name, value), *how)
+    };
+    Ok(done?)
 }
 
 fn qid_of_made(made: Changed<Found>) -> Result<Qid, Errno> {

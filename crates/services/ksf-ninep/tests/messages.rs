@@ -482,17 +482,75 @@ fn fids_are_bounded_and_come_back() {
 }
 
 #[test]
-fn what_is_not_there_yet_is_refused() {
+fn extended_attributes_are_read_and_written_by_fids_of_their_own() {
     let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
     let serving = place.serve();
     let mut client = serving.client();
-    client.open(1, "", 0).unwrap();
-    for request in [
-        Request::Xattrwalk { fid: 1, newfid: 2, name: b"user.x" },
-        Request::Xattrcreate { fid: 1, name: b"user.x", size: 0, flags: 0 },
-    ] {
-        assert_eq!(client.does(request), Err(libc::EOPNOTSUPP), "{request:?}");
+    client.walk(ROOT, 1, "file").unwrap();
+    // The number of the error at Txattrcreate, at a Twrite, or at Tclunk.
+    let set = |client: &mut Client, name: &[u8], value: &[u8], flags| {
+        client.walk(1, 2, "").unwrap();
+        client.does(Request::Xattrcreate { fid: 2, name, size: value.len() as u64, flags })?;
+        for (at, piece) in value.chunks(2).enumerate() {
+            client.does(Request::Write { fid: 2, offset: 2 * at as u64, data: Data(piece) })?;
+        }
+        client.clunk(2)
+    };
+    let get = |client: &mut Client, name: &[u8]| {
+        let size = client.ask(Request::Xattrwalk { fid: 1, newfid: 3, name }, |reply| match reply {
+            Reply::Xattrwalk { size } => size,
+            other => panic!("{other:?}"),
+        })?;
+        let value = client.read(3, 0, 1000)?;
+        assert_eq!(value.len() as u64, size);
+        if !value.is_empty() {
+            assert_eq!(client.read(3, 1, 1)?, value[1..2.min(value.len())]);
+        }
+        assert_eq!(client.read(3, size, 1)?, b"");
+        assert_eq!(client.read(3, u64::MAX, 1)?, b"");
+        assert_eq!(client.stat(3), Err(libc::EBADF), "it is no file");
+        client.clunk(3)?;
+        Ok(value)
+    };
+    if set(&mut client, b"user.one", b"first", 0) == Err(libc::EOPNOTSUPP) {
+        return ksf_test::skip("the file system has no user attributes");
     }
+    assert_eq!(get(&mut client, b"user.one"), Ok(b"first".to_vec()));
+    assert_eq!(get(&mut client, b"user.none"), Err(libc::ENODATA));
+    assert_eq!(set(&mut client, b"user.one", b"second", 1), Err(libc::EEXIST));
+    assert_eq!(set(&mut client, b"user.two", b"second", 2), Err(libc::ENODATA));
+    set(&mut client, b"user.one", b"second", 2).unwrap();
+    set(&mut client, b"user.two", b"", 0).unwrap();
+    assert_eq!(get(&mut client, b"user.two"), Ok(vec![]));
+    let names = get(&mut client, b"").unwrap();
+    let names: BTreeSet<&[u8]> = names.split(|byte| *byte == 0).filter(|name| name.starts_with(b"user")).collect();
+    assert_eq!(names, BTreeSet::from([&b"user.one"[..], b"user.two"]));
+    // Nothing that replaces is a removal.
+    set(&mut client, b"user.one", b"", 2).unwrap();
+    assert_eq!(get(&mut client, b"user.one"), Err(libc::ENODATA));
+    let create = |fid, size, flags| Request::Xattrcreate { fid, name: b"user.x", size, flags };
+    for (request, errno) in [
+        (create(1, 65_537, 0), libc::E2BIG),
+        (create(1, u64::MAX, 0), libc::E2BIG),
+        (create(1, 1, 4), libc::EINVAL),
+        (create(9, 1, 0), libc::EBADF),
+        (Request::Xattrwalk { fid: 9, newfid: 3, name: b"" }, libc::EBADF),
+        (Request::Xattrwalk { fid: 1, newfid: ROOT, name: b"" }, libc::EINVAL),
+    ] {
+        assert_eq!(client.does(request), Err(errno), "{request:?}");
+    }
+    // What was not written in full is not set, and more is not taken.
+    client.walk(1, 4, "").unwrap();
+    client.does(create(4, 3, 0)).unwrap();
+    client.does(Request::Write { fid: 4, offset: 0, data: Data(b"12") }).unwrap();
+    for (offset, data) in [(0, &b"1"[..]), (3, b"1"), (2, b"34")] {
+        assert_eq!(client.does(Request::Write { fid: 4, offset, data: Data(data) }), Err(libc::EINVAL));
+    }
+    assert_eq!(client.read(4, 0, 1), Err(libc::EBADF));
+    assert_eq!(client.clunk(4), Err(libc::EINVAL));
+    assert_eq!(client.clunk(4), Err(libc::EBADF), "it is given back all the same");
+    assert_eq!(get(&mut client, b"user.x"), Err(libc::ENODATA));
     serving.stop();
 }
 
