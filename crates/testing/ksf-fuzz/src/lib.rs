@@ -13,6 +13,7 @@
 mod http1;
 mod input;
 mod nfs;
+mod p9;
 mod programs;
 mod rdb;
 mod store;
@@ -21,6 +22,7 @@ mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
 pub use nfs::{nfs_arguments, nfs_calls};
+pub use p9::p9;
 pub use programs::{framing_object, framing_program};
 pub use rdb::rdb;
 pub use store::{resp, store_log, store_requests};
@@ -31,7 +33,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -44,6 +46,7 @@ pub const TARGETS: [Target; 19] = [
     ("nfs_calls", nfs_calls),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
+    ("p9", p9),
     ("rdb", rdb),
     ("resp", resp),
     ("rpc_stream", rpc_stream),
