@@ -21,6 +21,7 @@ use crate::export::{Export, ExportError, ExportOptions};
 use crate::groups::Groups;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
+use crate::ops::OpenFiles;
 use crate::owed::{Debt, Owed, What};
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
@@ -58,6 +59,8 @@ pub struct FsOptions {
     /// one more the oldest is synced. While twice as many wait for that, a write of yet another file is told to come later. At most
     /// an eighth of what the process may open. Default 1024.
     pub uncommitted_files_max: usize,
+    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. Default 65,536.
+    pub open_files_max: usize,
 }
 
 impl Default for FsOptions {
@@ -69,6 +72,7 @@ impl Default for FsOptions {
             group_entries_max: 1024,
             group_seconds: 60,
             uncommitted_files_max: 1024,
+            open_files_max: 65_536,
         }
     }
 }
@@ -78,6 +82,8 @@ impl Default for FsOptions {
 pub struct FsCounters {
     /// Descriptors that are kept open now.
     pub descriptors: usize,
+    /// Files and folders that are open for clients now.
+    pub open_files: usize,
     /// Looks for a descriptor that found one.
     pub hits: u64,
     /// Looks that found none.
@@ -106,6 +112,7 @@ pub struct Fs {
     pub(crate) descriptors: Descriptors,
     pub(crate) groups: Groups,
     pub(crate) uncommitted: Uncommitted,
+    pub(crate) open_files: Arc<OpenFiles>,
     /// Random at the start of the server.
     first_verifier: u64,
     locks: Box<[Mutex<()>]>,
@@ -155,6 +162,7 @@ impl Fs {
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
             uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
+            open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
             first_verifier: u64::from_be_bytes(verifier),
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             process,
@@ -243,6 +251,7 @@ impl Fs {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FsCounters {
             descriptors: self.descriptors.count(),
+            open_files: self.open_files.count(),
             hits: count(&self.descriptors.hits),
             misses: count(&self.descriptors.misses),
             attr_hits: self.attrs.hits(),

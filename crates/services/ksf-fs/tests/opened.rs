@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{
-    Credential, ErrorKind, ExportOptions, Fs, Lane, LockKind, LockRange, OpenFile, OpenHow, Owed, SetAttr, Squash,
-    Stable,
+    Credential, ErrorKind, ExportOptions, Fs, FsOptions, Lane, LockKind, LockRange, OpenFile, OpenHow, Owed, SetAttr,
+    Squash, Stable,
 };
 use ksf_test::root_or_skip;
 
@@ -191,5 +191,27 @@ fn locks_belong_to_the_open_file_and_end_with_it() {
         assert_eq!(take(&two, exclusive, first), Ok(false));
         drop((one, reads));
         assert_eq!(take(&two, exclusive, first), Ok(true), "those of closed files are gone");
+    });
+}
+
+#[test]
+fn what_is_open_for_clients_is_bounded() {
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    let served = Served::with(options, FsOptions { open_files_max: 2, ..FsOptions::default() });
+    on_lane(|lane| {
+        let found = served.make(lane, "file");
+        let open = |lane: &mut Lane| served.fs.open(lane, &root(), &found.handle, OpenHow::READ);
+        let create = |lane: &mut Lane, name: &[u8]| {
+            served.fs.create_open(lane, &root(), served.root(), name, (0o644, false), BOTH).result
+        };
+        let (one, two) = (open(lane).unwrap(), create(lane, b"new").unwrap());
+        assert_eq!(kind(open(lane)), ErrorKind::TryLater);
+        assert_eq!(kind(create(lane, b"more")), ErrorKind::TryLater);
+        assert!(!served.path("more").exists(), "nothing is made that cannot be opened");
+        assert_eq!(served.fs.counters().open_files, 2);
+        drop(one);
+        create(lane, b"more").unwrap();
+        drop(two);
+        assert_eq!(served.fs.counters().open_files, 0);
     });
 }

@@ -2,6 +2,7 @@
 //! it has lost its last name.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
@@ -69,11 +70,49 @@ struct Opened {
     caller: Identity,
     /// Held by the listing that the position in the folder is of.
     position: Mutex<()>,
+    _slot: Slot,
+}
+
+/// Counts what is open for clients, who could leave no descriptors to others.
+#[derive(Debug)]
+pub(crate) struct OpenFiles {
+    count: AtomicUsize,
+    max: usize,
+}
+
+impl OpenFiles {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { count: AtomicUsize::new(0), max }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// One more, or the error of a process that has none left.
+    fn take(self: &Arc<Self>) -> Result<Slot, FsError> {
+        let more = |count: usize| (count < self.max).then_some(count + 1);
+        match self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Slot(Arc::clone(self))),
+            Err(_) => Err(Errno::NFILE.into()),
+        }
+    }
+}
+
+/// One of [`OpenFiles`].
+#[derive(Debug)]
+struct Slot(Arc<OpenFiles>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl OpenFile {
-    fn new(handle: Handle, file_type: FileType, file: OwnedFd, how: OpenHow, caller: Identity) -> Self {
-        Self(Arc::new(Opened { handle, file_type, file, how, caller, position: Mutex::default() }))
+    fn new(found: (Handle, FileType), file: OwnedFd, how: OpenHow, caller: Identity, slot: Slot) -> Self {
+        let (handle, file_type) = found;
+        Self(Arc::new(Opened { handle, file_type, file, how, caller, position: Mutex::default(), _slot: slot }))
     }
 
     /// Its handle.
@@ -105,7 +144,7 @@ impl Fs {
     /// # Errors
     ///
     /// [`ErrorKind::WrongType`], [`ErrorKind::Symlink`]: it is neither. [`ErrorKind::IsDirectory`]: a folder is to be written.
-    /// [`ErrorKind::ReadOnly`], and what the kernel says.
+    /// [`ErrorKind::ReadOnly`], and what the kernel says. [`ErrorKind::TryLater`]: too much is open.
     pub fn open(
         &self,
         lane: &mut Lane,
@@ -117,12 +156,13 @@ impl Fs {
         let file_type = node.attr.file_type;
         check_type(file_type, how)?;
         let call = self.begin(lane, credential, handle, how.write || how.truncate)?;
+        let slot = self.open_files.take()?;
         let changing = how.truncate.then(|| self.attrs.changing(handle));
         let opened = lane.as_caller(&call.caller, || self.reopen(&node.descriptor, how.flags()))?;
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
-        Ok((OpenFile::new(handle.clone(), file_type, file, how, call.caller), attr))
+        Ok((OpenFile::new((handle.clone(), file_type), file, how, call.caller, slot), attr))
     }
 
     /// Makes a regular file and opens it, also for what its mode forbids, or opens the one that there is unless `exclusive`.
@@ -135,11 +175,16 @@ impl Fs {
         (mode, exclusive): (u32, bool),
         how: OpenHow,
     ) -> Changed<(OpenFile, Found)> {
+        let slot = match self.open_files.take() {
+            Ok(slot) => slot,
+            Err(error) => return Changed::failed(error),
+        };
         let make = |place: &Place<'_>| self.make_open(place, mode, exclusive, how);
         self.change_folder(lane, credential, dir, entry_name(name, ErrorKind::Exists), make, |place, file| {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();
-            Ok((OpenFile::new(found.handle.clone(), found.attr.file_type, file, how, caller), found))
+            let known = (found.handle.clone(), found.attr.file_type);
+            Ok((OpenFile::new(known, file, how, caller, slot), found))
         })
     }
 

@@ -249,6 +249,7 @@ fn counters(nfs: &Nfs) -> Vec<Value> {
     }
     let FsCounters {
         descriptors,
+        open_files: _,
         hits,
         misses,
         attr_hits,

@@ -208,7 +208,7 @@ fn counters(ninep: &Ninep) -> Vec<Value> {
         add("failed", "Of these with Rlerror.".to_owned(), counts.failed);
         add("us", "Microseconds from request to answer, of all together.".to_owned(), counts.total_us);
     }
-    let FsCounters { descriptors, hits, misses, attr_hits, evicted, stale, .. } = ninep.fs_counters();
+    let FsCounters { descriptors, open_files, hits, misses, attr_hits, evicted, stale, .. } = ninep.fs_counters();
     let lanes = ninep.lane_counters();
     let more = [
         (
@@ -216,6 +216,7 @@ fn counters(ninep: &Ninep) -> Vec<Value> {
             "Descriptors that are kept between requests now, without those of open fids.",
             descriptors as u64,
         ),
+        ("open_files", "Files and directories that fids have open now.", open_files as u64),
         ("descriptor_hits", "Requests that found a descriptor.", hits),
         ("descriptor_misses", "Requests that had to open one.", misses),
         ("attributes_known", "Tgetattrs of exclusive exports that were answered without asking the kernel.", attr_hits),
