@@ -79,7 +79,7 @@ fn asked(name: &str, at: usize) -> String {
         "pexpire" => format!("{name} {name}:{key} {}", 100_000_000 + at),
         "expireat" => format!("{name} {name}:{key} {}", 4_000_000_000_usize + at),
         "pexpireat" => format!("{name} {name}:{key} {}", 4_000_000_000_000_usize + at),
-        "getex" if at % 2 == 0 => format!("{name} {name} EX {}", 100_000 + at),
+        "getex" if at.is_multiple_of(2) => format!("{name} {name} EX {}", 100_000 + at),
         "getex" => format!("{name} {name} PERSIST"),
         "rename" | "renamenx" => format!("{name} {name}:{} {name}:{}", at % 2, (at + 1) % 2),
         // The second one: the first moves.

@@ -603,6 +603,6 @@ fn no_command_overtakes_one_that_waits_once_more() {
         told.push_str(&world.take(0));
     }
     let replies = told.lines().count();
-    assert!(replies >= 2 && replies < 2 * PAIRS, "{replies}");
+    assert!((2..2 * PAIRS).contains(&replies), "{replies}");
     assert_eq!((told, world.waiting() as usize), (":1\r\n:0\r\n".repeat(replies / 2), 2 * PAIRS - replies));
 }
