@@ -175,8 +175,8 @@ fn run(client: &mut Client, server: &mut Server, test: &'static str) -> Result<(
         // Both sides stand still: the slow reader has filled all buffers, and starts to read.
         client.reads = true;
         if Instant::now() > limit {
-            let (got, expected) = (client.got.len(), client.expected);
-            return Err(failed(test, &format!("{got} of {expected} bytes came back, then no more")));
+            let (got, expected, state) = (client.got.len(), client.expected, server.state(&client.socket));
+            return Err(failed(test, &format!("{got} of {expected} bytes came back, then no more ({state})")));
         }
         std::thread::yield_now();
     }
@@ -275,6 +275,18 @@ impl Client {
 }
 
 impl Server {
+    /// Where bytes may have stayed, for the message of a failure.
+    fn state(&self, client: &TcpStream) -> String {
+        let Self { socket, parked, received, sent, .. } = self;
+        let sent_again = tcp::sent_again(client.as_fd()).unwrap_or_default();
+        let [unread, to_read] = [socket, client].map(|socket| unread_bytes(socket).unwrap_or_default());
+        format!(
+            "the server has received {received} bytes and sent {sent}, {unread} are unread there and {to_read} by its client, \
+             which sent {sent_again} segments again; {}parked",
+            if *parked { "" } else { "not " }
+        )
+    }
+
     /// What an engine does in a turn. True when something moved.
     fn turn(&mut self) -> io::Result<bool> {
         let mut woken = false;

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-// Offsets in struct tcp_info (linux/tcp.h), stable since the fields came, both in Linux 4.1.
+// Offsets in struct tcp_info (linux/tcp.h), stable since the fields came, the last ones in Linux 4.1.
+const TOTAL_RETRANS: usize = 100;
 const BYTES_ACKED: usize = 120;
 const BYTES_RECEIVED: usize = 128;
 const TCP_INFO_BYTES: usize = 136;
@@ -22,6 +23,13 @@ pub(crate) fn has_taken(socket: BorrowedFd<'_>, bytes: u64) -> io::Result<bool> 
     // Acknowledged first: what is acknowledged between the two calls is missing in the sum, and never in it twice.
     let acknowledged = count(socket, BYTES_ACKED)?;
     Ok(acknowledged >= bytes || acknowledged + unacknowledged(socket)? >= bytes)
+}
+
+/// Segments that were sent more than once.
+pub(crate) fn sent_again(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // The first of two numbers of 32 bits.
+    let [a, b, c, d, ..] = count(socket, TOTAL_RETRANS)?.to_ne_bytes();
+    Ok(u32::from_ne_bytes([a, b, c, d]))
 }
 
 fn count(socket: BorrowedFd<'_>, at: usize) -> io::Result<u64> {
