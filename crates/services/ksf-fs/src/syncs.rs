@@ -236,6 +236,12 @@ mod tests {
             self.run(move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", stable).result.unwrap().count)
         }
 
+        /// Jobs that are done, the one among them whose answer was just read: it is counted behind its answer.
+        fn done_so_far(&self) -> u64 {
+            self.until(|counters| counters.running_jobs == 0);
+            self.lanes.counters().done
+        }
+
         fn until(&self, is_so: impl Fn(&crate::LaneCounters) -> bool) {
             while !is_so(&self.lanes.counters()) {
                 thread::yield_now();
@@ -245,7 +251,7 @@ mod tests {
 
     /// A write whose sync hangs in the hands of a thread.
     fn hanging_write(served: &Served, file: &Handle) -> Receiver<(usize, Result<(), FsError>)> {
-        let before = served.lanes.counters().done;
+        let before = served.done_so_far();
         let write = served.write(file, Stable::FileSync);
         served.until(|counters| counters.done > before && counters.queued_syncs == 0);
         write
@@ -350,7 +356,7 @@ mod tests {
 
         let served = Served::new(1);
         let file = done(&served.create("file"));
-        let before = served.lanes.counters().done;
+        let before = served.done_so_far();
         let writes: Vec<_> = (0..10).map(|_| served.write(&file, Stable::FileSync)).collect();
         served.until(|counters| counters.done == before + 10);
         assert_eq!(served.lanes.close(deadline + std::time::Duration::from_secs(600)), 0);
