@@ -37,6 +37,11 @@ pub struct MessageCounts {
     pub total_us: u64,
 }
 
+/// Names of all requests, in the order of their types.
+pub fn message_names() -> impl Iterator<Item = &'static str> {
+    Request::KINDS.iter().map(|(_, name)| *name)
+}
+
 impl Default for Counters {
     fn default() -> Self {
         Self { cells: std::array::from_fn(|_| Cells::default()), tags_reused: AtomicU64::new(0) }

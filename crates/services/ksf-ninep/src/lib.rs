@@ -27,7 +27,7 @@ mod session;
 mod wire;
 mod work;
 
-pub use counters::MessageCounts;
+pub use counters::{MessageCounts, message_names};
 pub use ksf_fs::{Clients, ExportSettings, Network};
 pub use server::{ExportInfo, FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, OpenError, Settings};
 pub use service::NinepService;

@@ -27,6 +27,12 @@ fn the_start_of_9p_says_what_is_exported_and_how_it_is_mounted() {
     }
     let own = &server.stat()["services"][0]["own"];
     assert_eq!(value(own, "attach_calls"), 0);
+    let status = run(&["9p", "status", server.stats.to_str().unwrap()]);
+    assert!(status.status.success(), "{}", stderr(&status));
+    let status = stdout(&status);
+    assert!(status.contains("9p: up") && status.contains("mean us"), "{status}");
+    let nfs = run(&["nfs", "status", server.stats.to_str().unwrap()]);
+    assert!(stderr(&nfs).contains("no service of kind = \"nfs\""), "{}", stderr(&nfs));
     server.stop();
 }
 

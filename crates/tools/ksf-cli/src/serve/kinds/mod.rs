@@ -7,6 +7,7 @@ mod http;
 mod nfs;
 mod ninep;
 mod rpc;
+mod status;
 mod store;
 mod work;
 
@@ -82,6 +83,7 @@ impl ServiceCommand {
         match self {
             ServiceCommand::Store(args) => args.tool.take().map(|tool| tool.run()),
             ServiceCommand::Nfs(args) => args.tool.take().map(|tool| tool.run()),
+            ServiceCommand::Ninep(args) => args.tool.take().map(|tool| tool.run()),
             _ => None,
         }
     }

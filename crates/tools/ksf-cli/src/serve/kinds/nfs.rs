@@ -1,14 +1,13 @@
 //! An NFSv3 server: `kind = "nfs"`, `ksf nfs`.
 
-mod status;
-
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
@@ -18,9 +17,9 @@ use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTE
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
-use self::status::NfsTool;
 use super::export::{CLOSE_WITHIN, ExportSpec, LANES, LANES_MAX, check_closed, default_state, own_identity_note};
 use super::rpc::register;
+use super::status::{Protocol, StatusArgs};
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
@@ -64,6 +63,20 @@ pub(crate) struct NfsArgs {
     server: ServerArgs,
     #[command(flatten)]
     process: ProcessArgs,
+}
+
+/// What can be done with an NFS server beside serving.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NfsTool {
+    /// Show what a running NFS server has answered, of each procedure and each client
+    Status(StatusArgs),
+}
+
+impl NfsTool {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let Self::Status(args) = self;
+        args.run(Protocol::Nfs)
+    }
 }
 
 impl NfsArgs {

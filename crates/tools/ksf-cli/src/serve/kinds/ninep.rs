@@ -3,10 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::ListenerInfo;
@@ -15,6 +16,7 @@ use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, OpenError, Settings};
 use serde::Deserialize;
 
 use super::export::{CLOSE_WITHIN, ExportSpec, LANES, LANES_MAX, check_closed, default_state, own_identity_note};
+use super::status::{Protocol, StatusArgs};
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
@@ -32,7 +34,10 @@ const FIDS_LIMIT: u64 = 1 << 20;
 
 /// 9P2000.L server: folders that Linux mounts
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct NinepArgs {
+    #[command(subcommand)]
+    pub(crate) tool: Option<NinepTool>,
     /// Folder to export, with options behind commas; repeatable
     ///
     /// ro: nothing can be changed. clients=CIDR: only these clients, repeatable. squash=root|all|none: whose requests are those
@@ -57,9 +62,23 @@ pub(crate) struct NinepArgs {
     process: ProcessArgs,
 }
 
+/// What can be done with a 9P server beside serving.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NinepTool {
+    /// Show what a running 9P server has answered, of each message
+    Status(StatusArgs),
+}
+
+impl NinepTool {
+    pub(crate) fn run(self) -> Result<ExitCode, Failure> {
+        let Self::Status(args) = self;
+        args.run(Protocol::Ninep)
+    }
+}
+
 impl NinepArgs {
     pub(crate) fn single(self) -> Single<NinepServer> {
-        let Self { exports, state, lanes, fids_max, server, process } = self;
+        let Self { tool: _, exports, state, lanes, fids_max, server, process } = self;
         let ninep = NinepServer { exports, folder: PathBuf::new(), state, lanes, fids_max };
         Single::new("9p", ninep, server, process)
     }
