@@ -15,7 +15,7 @@ use crate::support::export::Place;
 const ENTRIES: usize = 10_000;
 
 /// What the script runs besides the shell.
-const TOOLS: [&str; 24] = [
+const TOOLS: [&str; 25] = [
     "mount",
     "umount",
     "mkdir",
@@ -39,6 +39,7 @@ const TOOLS: [&str; 24] = [
     "touch",
     "rm",
     "flock",
+    "setpriv",
     "true",
 ];
 
@@ -81,6 +82,8 @@ fn mounts_reads_and_writes(cache: &str, engine: &str) {
     assert!(check.unwrap().success());
     let (second, fifo) = (fs::metadata(new.join("second")).unwrap(), fs::metadata(new.join("fifo")).unwrap());
     assert_eq!((second.mode() & 0o7777, second.nlink(), second.mtime()), (0o604, 1, 981_173_106));
+    let mine = fs::metadata(new.join("shared/mine")).unwrap();
+    assert_eq!((mine.uid(), mine.gid()), (1001, 1002), "each user of the machine has an attach");
     assert!(fifo.file_type().is_fifo() && fifo.mode() & 0o7777 == 0o600);
     assert_eq!(fs::read_link(new.join("dangling")).unwrap().to_str(), Some("none"));
     assert!(!new.join("gone").exists() && !new.join("folder").exists());

@@ -46,6 +46,13 @@ flock -n 4
 if flock -n second true; then exit 1; fi
 exec 4>&-
 flock -n second true
+echo secret >secret
+chmod 600 secret
+mkdir -m 777 shared
+user() { setpriv --reuid=1001 --regid=1002 --clear-groups "$@"; }
+if user cat secret 2>/dev/null; then exit 1; fi
+user touch shared/mine
+if user rm secret 2>/dev/null; then exit 1; fi
 mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
 cd /
