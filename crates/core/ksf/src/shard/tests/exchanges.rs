@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
+use crate::engine::HEAD_BYTES;
 use crate::outgoing::{ExchangeFull, Upstream};
 use crate::pool::Chunk;
 
@@ -125,6 +126,84 @@ fn read_some(mut from: &TcpStream) -> usize {
         all += more;
     }
     all
+}
+
+/// Hands on what a backend sends.
+struct HandsBack {
+    backend: SocketAddr,
+}
+
+impl Service for HandsBack {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("hands back", Framing::Raw)
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.dial(self.backend, false).unwrap();
+    }
+
+    fn upstream(&self, (): &mut (), (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
+        if let Upstream::Received(chunk) = event {
+            reply.bytes(&chunk);
+        }
+    }
+}
+
+/// What a backend sends is not known before, so each client that reads nothing would keep a slot's bytes beyond the limit.
+#[test]
+fn backends_are_read_a_little_at_a_time_when_replies_are_many() {
+    on_each_engine(many_slow_clients::<Epoll>, many_slow_clients::<Uring>);
+}
+
+fn many_slow_clients<E: Engine>() {
+    const CLIENTS: usize = 24;
+    const FILLING: usize = 8;
+    const SHARD_BYTES_MAX: usize = 1 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let service = HandsBack { backend: listener.local_addr().unwrap() };
+    let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, out_queue_bytes_max: 512 << 10, ..Limits::default() };
+    let mut shard = serving::<E, _>(service, limits);
+    let (mut peers, mut kept) = (Vec::new(), Vec::new());
+    // One after the other: each fills the socket of its client, and then the shard's memory.
+    for _ in 0..CLIENTS {
+        let mut client = connect(&mut shard);
+        client.write_all(b"dial").unwrap();
+        let backend = loop {
+            turn(&mut shard);
+            if let Ok((backend, _)) = listener.accept() {
+                break backend;
+            }
+        };
+        backend.set_nonblocking(true).unwrap();
+        let (mut quiet, mut received) = (0, 0);
+        while quiet < 20 {
+            let written = write_some(&backend, &[7; 64 << 10]);
+            turn(&mut shard);
+            let before = mem::replace(&mut received, shard.env.stats.outgoing_bytes_in.value());
+            quiet = if written == 0 && before == received { quiet + 1 } else { 0 };
+        }
+        peers.push((client, backend));
+        kept.push(shard.env.budget.reply_bytes());
+    }
+    // The first ones fill it, and from then on each adds little.
+    let more = kept[CLIENTS - 1] - kept[FILLING - 1];
+    assert!(kept[FILLING - 1] >= SHARD_BYTES_MAX, "the sockets took everything: {kept:?}");
+    assert!(more <= (CLIENTS - FILLING) * 2 * HEAD_BYTES, "{more} bytes more are kept: {kept:?}");
+    drop(peers);
+    shard.engine.shutdown();
 }
 
 #[test]
