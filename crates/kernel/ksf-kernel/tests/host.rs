@@ -4,6 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ksf_test::Folder;
+
 /// Rules that must not be missed when they are taken out; `KSF_MUTANT_*` in `bpf/`.
 const MUTANTS: [&str; 11] = [
     "NO_GATE",
@@ -28,8 +30,8 @@ fn compiler() -> String {
     })
 }
 
-fn compile(name: &str, flags: &[&str]) -> Result<PathBuf, String> {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+fn compile(folder: &Folder, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
+    let program = folder.path(name);
     let output = Command::new(compiler())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-DKSF_HOST"])
@@ -45,10 +47,10 @@ fn compile(name: &str, flags: &[&str]) -> Result<PathBuf, String> {
 }
 
 /// With the sanitizers where the compiler has their libraries.
-fn compile_checked(name: &str, flags: &[&str]) -> PathBuf {
+fn compile_checked(folder: &Folder, name: &str, flags: &[&str]) -> PathBuf {
     let sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    compile(name, &[flags, &sanitizers].concat())
-        .or_else(|_| compile(name, flags))
+    compile(folder, name, &[flags, &sanitizers].concat())
+        .or_else(|_| compile(folder, name, flags))
         .unwrap_or_else(|error| panic!("the logic does not compile for the host:\n{error}"))
 }
 
@@ -59,16 +61,17 @@ fn run(program: &Path, seeds: &str) -> Output {
 
 #[test]
 fn the_logic_passes() {
-    let output = run(&compile_checked("logic", &[]), "400");
+    let output = run(&compile_checked(&Folder::new(), "logic", &[]), "400");
     println!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn every_mutant_is_found() {
+    let folder = Folder::new();
     // One without the sanitizers takes a third of the time, and is found by its own checks.
     let find = |mutant: &str| {
-        let program = compile(&format!("mutant-{mutant}"), &[&format!("-DKSF_MUTANT_{mutant}")]);
+        let program = compile(&folder, &format!("mutant-{mutant}"), &[&format!("-DKSF_MUTANT_{mutant}")]);
         let output = run(&program.unwrap_or_else(|error| panic!("{mutant} does not compile:\n{error}")), "400");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success(), "no test noticed {mutant}");

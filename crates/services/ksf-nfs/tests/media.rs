@@ -253,9 +253,10 @@ fn a_medium_that_takes_nothing_more_is_told_and_other_exports_go_on() {
         let [safe, lost] = ["safe", "lost"].map(|name| client.create(&root, name));
         let other = client.create(&other_root, "other");
         write(&mut client, &safe, 0, FILE_SYNC, b"safe").unwrap();
+        // First: another program's sync would bring to the medium what is written before.
+        fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
         let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
         let (_, of_other) = write(&mut client, &other, 0, UNSTABLE, b"other").unwrap();
-        fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
 
         assert_eq!(commit(&mut client, &lost), Err(IO));
         // Nothing is acknowledged that is not on the medium.

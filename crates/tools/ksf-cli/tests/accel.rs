@@ -198,7 +198,7 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
 
     nginx.stop(Signal::TERM);
     nothing_is_left();
-    assert!(!is_alive(holder as u32));
+    wait_until("the holder has ended", || !is_alive(holder as u32));
     assert_eq!(status(&[]), "no program is accelerated\n");
     let unknown = support::run(&["accel", "status", "1"]);
     assert_eq!(unknown.status.code(), Some(69));

@@ -33,6 +33,8 @@ fn wrong_use_is_one_line_with_the_remedy() {
 
 #[test]
 fn wrong_values_are_one_line_with_the_remedy() {
+    // Another ksf may have the default ports.
+    ksf_test::own_network();
     fails(&["kecho", "--listen", "localhost:60007"], 65, &["localhost:60007", "in numbers"]);
     fails(&["kecho", "--listen", "::1:60007"], 65, &["brackets"]);
     fails(&["kecho", "--listen", "127.0.0.1:99999"], 65, &["65535"]);

@@ -2,14 +2,15 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 
-use crate::support::{Folder, Server, run, stderr, stdout};
+use crate::support::{Folder, Server, first_cpu, run, stderr, stdout};
 
 /// Serves work; `workers`: 0 for shards alone.
 fn serve(folder: &Folder, workers: u32) -> Server {
     let workers_line = if workers == 0 { String::new() } else { format!("workers = {workers}\n") };
     let text = format!(
-        "cpus = \"0\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\n{workers_line}\
-         listen = [\"tcp:127.0.0.1:0\"]\n"
+        "cpus = \"{}\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\n{workers_line}\
+         listen = [\"tcp:127.0.0.1:0\"]\n",
+        first_cpu()
     );
     let path = folder.write(&format!("work-{workers}.toml"), &text);
     Server::start(&["serve", path.to_str().unwrap()], 1)
@@ -90,9 +91,9 @@ fn a_class_of_the_configuration_leaves_a_worker_for_the_others() {
     const INLINE: u32 = 0;
     let folder = Folder::new();
     // How a message is to be worked on are its first four bytes.
-    let text = "cpus = \"0\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = 2\n\
+    let text = "cpus = \"CPU\"\n[[service]]\nname = \"work\"\nkind = \"work\"\nengine = \"epoll\"\nworkers = 2\n\
                 listen = [\"tcp:127.0.0.1:0\"]\n[[service.class]]\nbytes = \"00000001\"\ncap = 1\n";
-    let path = folder.write("classes.toml", text);
+    let path = folder.write("classes.toml", text.replace("CPU", &first_cpu()));
     let server = Server::start(&["serve", path.to_str().unwrap()], 1);
     let address = server.address(" tcp ");
     let message = |how: u32| [8_u32, how, 10_000_000].map(u32::to_be_bytes).concat();

@@ -163,8 +163,9 @@ fn joined<E: Engine>() {
             continue;
         }
         let peers = peers.map(Result::unwrap);
+        // Nothing is read before all is sent, and under an XDP program on lo a datagram takes a page and more.
+        peers.iter().for_each(|peer| socket2::SockRef::from(peer).set_recv_buffer_size(1 << 20).unwrap());
         // The last one takes them as they came through the kernel.
-        socket2::SockRef::from(&peers[2]).set_recv_buffer_size(1 << 20).unwrap();
         let on: libc::c_int = 1;
         crate::listener::set_option(&peers[2], libc::SOL_UDP, libc::UDP_GRO, &on).unwrap();
         let ours = open(&ListenAddr::Udp(listen), &[0], SocketOptions::default()).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{connect, kill};
 use crate::store::client::command;
-use crate::support::{Folder, Server, engines};
+use crate::support::{Folder, Server, engines, first_cpu};
 
 const VALUES: usize = 1_000;
 const VALUE_BYTES: usize = 100_000;
@@ -15,7 +15,7 @@ const BESIDE_BYTES: usize = 56 << 20;
 const MEMORY_BYTES: usize = 8 << 20;
 
 fn start(engine: &str, data: &Path) -> Server {
-    let args = ["store", "--engine", engine, "--cpus", "0", "--log-bytes", "160m", "--memory-max", "8m"];
+    let args = ["store", "--engine", engine, "--cpus", &first_cpu(), "--log-bytes", "160m", "--memory-max", "8m"];
     let more = ["--listen", "127.0.0.1:0", "--data", data.to_str().unwrap()];
     Server::start(&[&args[..], &more[..]].concat(), 1)
 }

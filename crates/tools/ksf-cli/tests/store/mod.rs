@@ -20,7 +20,9 @@ use std::path::Path;
 use ksf_test::{cpus, ip, on_cpu, program_or_skip, succeeds};
 use rustix::process::Signal;
 
-use crate::support::{Folder, Server, engines, ksf, private_network, private_network_and_run, run, stderr, wait_until};
+use crate::support::{
+    Folder, Server, engines, first_cpu, ksf, private_network, private_network_and_run, run, stderr, wait_until,
+};
 use client::{Client, command};
 
 /// Starts a small store, which says that it is open and that it is ready.
@@ -186,7 +188,8 @@ fn a_full_disk_is_told_and_is_no_obstacle_once_there_is_room() {
     let data = "/run/small";
     std::fs::create_dir(data).unwrap();
     succeeds(&["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", data]);
-    let output = run(&["store", "--log-bytes", "8m", "--cpus", "0", "--listen", "127.0.0.1:0", "--data", data]);
+    let output =
+        run(&["store", "--log-bytes", "8m", "--cpus", &first_cpu(), "--listen", "127.0.0.1:0", "--data", data]);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(71), "{text}");
     assert!(text.contains("No space left") && text.contains("--log-bytes"), "{text}");
@@ -203,7 +206,7 @@ fn a_full_disk_is_told_and_is_no_obstacle_once_there_is_room() {
 fn damage_to_what_was_acknowledged_is_refused_and_left_alone() {
     let folder = Folder::new();
     let data = folder.path("store");
-    let server = start("epoll", &data, &["--cpus", "0"]);
+    let server = start("epoll", &data, &["--cpus", &first_cpu()]);
     let mut client = connect(&server);
     (0..100).for_each(|at| assert_eq!(client.ask(&format!("SET key {at}")), "+OK"));
     kill(server);
@@ -239,7 +242,7 @@ fn damage_to_the_last_write_is_no_torn_end_once_the_store_was_idle_or_ended_well
         let folder = Folder::new();
         let data = folder.path("store");
         let log = data.join("log-000");
-        let server = start(engine, &data, &["--cpus", "0"]);
+        let server = start(engine, &data, &["--cpus", &first_cpu()]);
         assert_eq!(connect(&server).ask("SET a b"), "+OK");
         if ends_well {
             server.stop();
@@ -258,7 +261,7 @@ fn damage_to_the_last_write_is_no_torn_end_once_the_store_was_idle_or_ended_well
         std::fs::write(&log, &whole).unwrap();
         // Starts without a write say nothing more.
         for _ in 0..2 {
-            let server = start(engine, &data, &["--cpus", "0"]);
+            let server = start(engine, &data, &["--cpus", &first_cpu()]);
             assert_eq!(connect(&server).ask("GET a"), "b");
             server.stop();
         }

@@ -8,7 +8,7 @@ use ksf_test::stdout;
 
 use super::{batches_with_records, connect, kill, start};
 use crate::store::client::command;
-use crate::support::{Folder, run, stderr};
+use crate::support::{Folder, first_cpu, run, stderr};
 
 pub(crate) fn tool(words: &[&str], status: i32) -> String {
     let output = run(&[&["store"], words].concat());
@@ -19,7 +19,7 @@ pub(crate) fn tool(words: &[&str], status: i32) -> String {
 
 /// A store with 200 keys, one of which ends late, and one that was deleted; killed.
 fn fill(data: &Path) {
-    let server = start("epoll", data, &["--cpus", "0"]);
+    let server = start("epoll", data, &["--cpus", &first_cpu()]);
     let mut client = connect(&server);
     for at in 0..200 {
         client.write(&command(&[b"SET", format!("key {at}").as_bytes(), format!("v\r\n{at}").as_bytes()])).unwrap();

@@ -26,6 +26,11 @@ pub(crate) fn run(args: &[&str]) -> Output {
     ksf().args(args).stdin(Stdio::null()).output().expect("ksf starts")
 }
 
+/// The first CPU that this process may use: CPU 0 may be another's.
+pub(crate) fn first_cpu() -> String {
+    ksf::cpus::allowed().unwrap()[0].to_string()
+}
+
 /// A network namespace of the test's own; `None`: no root, skip.
 pub(crate) fn private_network() -> Option<()> {
     own_network_or_skip("network namespace")
