@@ -100,7 +100,7 @@ impl Credential {
 }
 
 /// As whom a call runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) uid: u32,
     pub(crate) gid: u32,

@@ -8,8 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::attr::{Attr, Time};
 use crate::handle::Handle;
 use crate::lru::Lru;
+use crate::ops::Access;
+use crate::rights::{Rights, Who, is_settled};
 
 /// Parts of the cache, each with its own lock.
 const PARTS: usize = 16;
@@ -40,11 +43,37 @@ struct Open {
     is_used: bool,
     /// Looks since that for writing was opened.
     writable_seconds: u8,
+    /// What callers may do with the object, as far as the kernel was asked.
+    rights: Rights,
 }
 
 impl Open {
     fn count(&self) -> usize {
         self.modes.iter().flatten().count() + usize::from(self.entries.is_some())
+    }
+
+    /// One that was opened for this; for [`Mode::Path`] any will do.
+    fn of(&self, mode: Mode) -> Option<&Arc<OwnedFd>> {
+        let any = || self.modes.iter().flatten().next().filter(|_| mode == Mode::Path);
+        self.modes[mode as usize].as_ref().or_else(any)
+    }
+}
+
+/// What the cache has let go. Dropping it closes descriptors, which may wait for a disk.
+#[derive(Debug, Default)]
+#[must_use = "dropping it may wait for a disk"]
+pub(crate) struct Gone {
+    descriptor: Option<Arc<OwnedFd>>,
+    objects: Vec<Open>,
+}
+
+impl Gone {
+    pub(crate) fn of(descriptor: OwnedFd) -> Self {
+        Self { descriptor: Some(Arc::new(descriptor)), objects: Vec::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.descriptor.is_none() && self.objects.is_empty()
     }
 }
 
@@ -92,9 +121,7 @@ impl Descriptors {
         let mut part = self.part(handle);
         let found = part.objects.get(handle).and_then(|open| {
             open.is_used = true;
-            let wanted = open.modes[mode as usize].as_ref();
-            let any = || open.modes.iter().flatten().next().filter(|_| mode == Mode::Path);
-            wanted.or_else(any).map(Arc::clone)
+            open.of(mode).map(Arc::clone)
         });
         drop(part);
         let counter = if found.is_some() { &self.hits } else { &self.misses };
@@ -102,17 +129,41 @@ impl Descriptors {
         found
     }
 
-    /// Keeps a descriptor; the one before of the same mode is closed when its last user is done.
-    pub(crate) fn put(&self, handle: &Handle, mode: Mode, descriptor: &Arc<OwnedFd>) {
+    /// [`Descriptors::get`], but not for writing, without a count of what is not there.
+    pub(crate) fn peek(&self, handle: &Handle, mode: Mode) -> Option<Arc<OwnedFd>> {
+        let mut part = self.part(handle);
+        let open = part.objects.get(handle)?;
+        let found = Arc::clone(open.of(mode)?);
+        open.is_used = true;
+        drop(part);
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// Keeps a descriptor. The one before of the same mode, and what has no room any more, is closed with what is returned.
+    pub(crate) fn put(&self, handle: &Handle, mode: Mode, descriptor: &Arc<OwnedFd>) -> Gone {
         let mut before = None;
-        self.change(handle, |open| {
+        let gone = self.change(handle, |open| {
             before = open.modes[mode as usize].replace(Arc::clone(descriptor));
             if mode == Mode::Write {
                 open.writable_seconds = 0;
             }
         });
-        // Outside of the lock: closing may wait for a disk.
-        drop(before);
+        Gone { descriptor: before, ..gone }
+    }
+
+    /// Which of the wanted rights a caller has to an object, if the kernel said so.
+    pub(crate) fn granted(&self, handle: &Handle, who: Who, ctime: Time, wanted: Access) -> Option<Access> {
+        self.part(handle).objects.get(handle)?.rights.granted(who, ctime, wanted)
+    }
+
+    /// Keeps what the kernel said. `before`: the attributes of the object before it was asked.
+    pub(crate) fn keep_rights(&self, handle: &Handle, who: Who, before: &Attr, asked_for: Access, granted: Access) {
+        if is_settled(before)
+            && let Some(open) = self.part(handle).objects.get(handle)
+        {
+            open.rights.keep(who, before.ctime, asked_for, granted);
+        }
     }
 
     /// That for reading entries, which the caller then has alone.
@@ -125,12 +176,12 @@ impl Descriptors {
 
     pub(crate) fn put_entries(&self, handle: &Handle, descriptor: OwnedFd) {
         let mut before = None;
-        self.change(handle, |open| before = open.entries.replace(descriptor));
-        drop(before);
+        let gone = self.change(handle, |open| before = open.entries.replace(descriptor));
+        drop((before, gone));
     }
 
-    /// Changes the entry of an object, and lets the oldest objects go for it.
-    fn change(&self, handle: &Handle, change: impl FnOnce(&mut Open)) {
+    /// Changes the entry of an object, and lets the oldest objects go for it: outside of the lock, closing may wait for a disk.
+    fn change(&self, handle: &Handle, change: impl FnOnce(&mut Open)) -> Gone {
         let mut gone = Vec::new();
         let mut part = self.part(handle);
         if part.objects.get(handle).is_none() {
@@ -150,8 +201,7 @@ impl Descriptors {
         }
         drop(part);
         self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
-        // Outside of the lock: closing may wait for a disk.
-        drop(gone);
+        Gone { descriptor: None, objects: gone }
     }
 
     /// Closes those of an object that has lost a name, or is gone.
@@ -235,13 +285,13 @@ mod tests {
     fn they_are_kept_by_handle_and_mode() {
         let cache = Descriptors::new(1000);
         let (read, write) = (descriptor(), descriptor());
-        cache.put(&handle(1), Mode::Read, &read);
-        cache.put(&handle(1), Mode::Write, &write);
+        drop(cache.put(&handle(1), Mode::Read, &read));
+        drop(cache.put(&handle(1), Mode::Write, &write));
         assert!(Arc::ptr_eq(&cache.get(&handle(1), Mode::Read).unwrap(), &read));
         assert!(Arc::ptr_eq(&cache.get(&handle(1), Mode::Write).unwrap(), &write));
         assert!(cache.get(&handle(1), Mode::Path).is_some(), "any will do");
         assert!(cache.get(&handle(2), Mode::Path).is_none());
-        cache.put(&handle(2), Mode::Path, &descriptor());
+        drop(cache.put(&handle(2), Mode::Path, &descriptor()));
         assert!(cache.get(&handle(2), Mode::Read).is_none());
         assert_eq!(cache.count(), 3);
         cache.forget(&handle(1));
@@ -254,8 +304,8 @@ mod tests {
         let cache = Descriptors::new(64);
         let shared = descriptor();
         for number in 0..2000 {
-            cache.put(&handle(number), Mode::Path, &shared);
-            cache.put(&handle(number), Mode::Read, &shared);
+            drop(cache.put(&handle(number), Mode::Path, &shared));
+            drop(cache.put(&handle(number), Mode::Read, &shared));
             assert!(cache.get(&handle(number), Mode::Read).is_some(), "the newest stays");
             assert!(cache.count() <= 64);
         }
@@ -279,8 +329,8 @@ mod tests {
     fn what_nothing_used_is_closed() {
         let cache = Descriptors::new(64);
         let (one, two) = (descriptor(), descriptor());
-        cache.put(&handle(1), Mode::Read, &one);
-        cache.put(&handle(2), Mode::Read, &two);
+        drop(cache.put(&handle(1), Mode::Read, &one));
+        drop(cache.put(&handle(2), Mode::Read, &two));
         let passes = |seconds| (0..seconds).for_each(|_| cache.close_idle());
         passes(IDLE_SECONDS);
         assert_eq!(cache.count(), 2, "used before the first look");
@@ -293,14 +343,14 @@ mod tests {
     fn those_for_writing_are_closed_however_much_they_are_used() {
         let cache = Descriptors::new(64);
         let (read, write) = (descriptor(), descriptor());
-        cache.put(&handle(1), Mode::Read, &read);
-        cache.put(&handle(1), Mode::Write, &write);
-        cache.put(&handle(2), Mode::Write, &write);
+        drop(cache.put(&handle(1), Mode::Read, &read));
+        drop(cache.put(&handle(1), Mode::Write, &write));
+        drop(cache.put(&handle(2), Mode::Write, &write));
         cache.close_idle();
         assert!(cache.get(&handle(1), Mode::Write).is_some());
         cache.close_idle();
         assert_eq!((cache.count(), Arc::strong_count(&write)), (1, 1));
-        cache.put(&handle(1), Mode::Write, &write);
+        drop(cache.put(&handle(1), Mode::Write, &write));
         cache.close_writable(&handle(1));
         cache.close_writable(&handle(2));
         assert_eq!((cache.count(), Arc::strong_count(&write), Arc::strong_count(&read)), (1, 1, 2));

@@ -1,5 +1,6 @@
 //! Exports: folders that are served, their options, and the keys of their handles.
 
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -34,7 +35,7 @@ pub struct ExportOptions {
     /// Without it, a crash of the machine may take the last changes back.
     pub sync_names: bool,
     /// Nothing but this server changes the folder, so what it knows need not be asked again: attributes are
-    /// kept ([`crate::Fs::known_attr`]). Default: false.
+    /// kept without asking the kernel. Default: false.
     pub exclusive: bool,
 }
 
@@ -182,6 +183,8 @@ pub struct Export {
     pub(crate) root_inode: u64,
     /// Id of the root's file system (statvfs(3)).
     pub(crate) file_system: u64,
+    /// statfs(2), `f_type`.
+    kind: i64,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
     pub(crate) verifier: Verifier,
@@ -217,6 +220,11 @@ impl Export {
     /// been told it would be asked to commit.
     pub fn verifier(&self) -> [u8; 8] {
         self.verifier.get()
+    }
+
+    /// True if calls on what the kernel has in memory do not wait for anything, so that they need no lane.
+    pub(crate) fn is_warm(&self) -> bool {
+        WARM.contains(&self.kind)
     }
 
     pub(crate) fn key(&self) -> &Key {
@@ -279,7 +287,20 @@ impl Export {
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
         let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
-        Ok(Self { path, id, key, options, root, root_descriptor, device, root_inode, file_system, table, verifier })
+        Ok(Self {
+            path,
+            id,
+            key,
+            options,
+            root,
+            root_descriptor,
+            device,
+            root_inode,
+            file_system,
+            kind,
+            table,
+            verifier,
+        })
     }
 
     /// The handle of an open object. Objects of other mounts have none here.
@@ -288,11 +309,22 @@ impl Export {
         self.handle(&kernel).ok_or_else(|| ErrorKind::NotSupported.into())
     }
 
+    /// An object was seen under this name.
+    pub(crate) fn learn(&self, object: &Handle, folder: &Handle, name: &CStr) {
+        if let Some(table) = &self.table {
+            table.learn(object, folder, name.to_owned());
+        }
+    }
+
     /// `None` if the kernel's handle is longer than a client's may be.
     pub(crate) fn handle(&self, kernel: &sys::KernelHandle) -> Option<Handle> {
         Handle::new(self.id, &self.key, kernel)
     }
 }
+
+/// File systems of this machine's own, by the type that statfs(2) tells: ext4, xfs, btrfs, tmpfs. Their attributes lie with the inode.
+/// Others may ask a server for them, or a program.
+const WARM: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
 /// File systems whose statfs(2) has an id that is theirs for good, by type: ext4, btrfs, tmpfs. That of others may be their device's
 /// number, which changes between starts.

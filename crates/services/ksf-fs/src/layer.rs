@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::attr::{ASKED, Attr, Before, FileType, Found};
 use crate::attr_cache::{AttrCache, Changing};
+use crate::closing::Closing;
 use crate::credential::{Credential, Identity};
 use crate::descriptors::{Descriptors, Mode};
 use crate::error::{ErrorKind, FsError};
@@ -21,8 +22,9 @@ use crate::export::{Export, ExportError, ExportOptions};
 use crate::groups::Groups;
 use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
-use crate::ops::OpenFiles;
+use crate::ops::{Access, OpenFiles};
 use crate::owed::{Debt, Owed, What};
+use crate::rights::WhoKeys;
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
 
@@ -40,7 +42,7 @@ pub(crate) const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_XDEV);
 
 /// Opens an object without its content.
-const OBJECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const OBJECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The bounds of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,12 +90,14 @@ pub struct FsCounters {
     pub hits: u64,
     /// Looks that found none.
     pub misses: u64,
-    /// Times that the attributes of an object were known ([`Fs::known_attr`]).
+    /// Times that the attributes of an object were known without asking the kernel.
     pub attr_hits: u64,
     /// Objects whose descriptors were closed for others.
     pub evicted: u64,
     /// Handles of objects that were gone.
     pub stale: u64,
+    /// Calls that were answered from memory, without a lane.
+    pub warm: u64,
     /// Files with data that is not committed now.
     pub uncommitted_files: usize,
     /// Times that names or attributes were brought to the medium before a call was answered.
@@ -120,6 +124,12 @@ pub struct Fs {
     pub(crate) process: OwnedFd,
     stale: AtomicU64,
     pub(crate) settled: AtomicU64,
+    /// As whom lanes run.
+    pub(crate) identities: Identities,
+    pub(crate) who_keys: WhoKeys,
+    pub(crate) closing: Closing,
+    /// Calls that were answered without a lane.
+    pub(crate) warm: AtomicU64,
 }
 
 /// An object that a handle leads to.
@@ -168,6 +178,10 @@ impl Fs {
             process,
             stale: AtomicU64::new(0),
             settled: AtomicU64::new(0),
+            identities: if rustix::process::geteuid().is_root() { Identities::Callers } else { Identities::Own },
+            who_keys: WhoKeys::default(),
+            closing: Closing::default(),
+            warm: AtomicU64::new(0),
         })
     }
 
@@ -241,6 +255,7 @@ impl Fs {
     pub fn close_idle(&self) -> Owed {
         self.groups.expire(Instant::now());
         self.descriptors.close_idle();
+        self.closing.close_all();
         let due = self.uncommitted.age(has_no_name).into_iter();
         let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
         Owed { own: Vec::new(), others }
@@ -257,6 +272,7 @@ impl Fs {
             attr_hits: self.attrs.hits(),
             evicted: count(&self.descriptors.evicted),
             stale: count(&self.stale),
+            warm: count(&self.warm),
             settled: count(&self.settled),
             uncommitted_files: self.uncommitted.len(),
             write_back_failures: self.uncommitted.failures(),
@@ -293,6 +309,26 @@ impl Fs {
         Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
     }
 
+    /// As whom a call runs, if that is known without asking for groups, on a server that is root.
+    pub(crate) fn known_caller(&self, credential: &Credential, export: &Export) -> Option<Identity> {
+        let options = export.options();
+        let managed = credential.managed.as_deref();
+        (user_of(credential, options).is_none() || managed.is_some()).then(|| credential.identity(options, managed))
+    }
+
+    /// Keeps for calls without a lane what the kernel said of a caller's rights. `before`: the attributes before it was asked.
+    pub(crate) fn keep_rights(
+        &self,
+        call: &Call<'_>,
+        handle: &Handle,
+        before: &Attr,
+        (asked_for, granted): (Access, Access),
+    ) {
+        if self.identities == Identities::Callers && call.export.is_warm() {
+            self.descriptors.keep_rights(handle, self.who_keys.who(&call.caller), before, asked_for, granted);
+        }
+    }
+
     /// True if the groups of a caller are known, which are then among `credential`, or if they do not matter to the export. If not,
     /// operations wait for them: see [`Fs::look_up_groups`].
     pub fn has_groups(&self, credential: &mut Credential, handle: &Handle) -> bool {
@@ -326,7 +362,7 @@ impl Fs {
     /// A server that is not root does not take its callers' groups.
     fn user_to_ask_for(&self, credential: &Credential, handle: &Handle) -> Option<u32> {
         let uid = user_of(credential, self.export(handle).ok()?.options())?;
-        rustix::process::geteuid().is_root().then_some(uid)
+        (self.identities == Identities::Callers).then_some(uid)
     }
 
     /// Drops the requests that wait for groups. Further ones are told to come later.
@@ -343,7 +379,7 @@ impl Fs {
             None => {
                 let opened = self.open_object(export, handle);
                 let descriptor = Arc::new(opened.inspect_err(|error| self.count_stale(error))?);
-                self.descriptors.put(handle, Mode::Path, &descriptor);
+                drop(self.descriptors.put(handle, Mode::Path, &descriptor));
                 descriptor
             }
         };
@@ -428,7 +464,7 @@ impl Fs {
     fn open_content(&self, node: &Node, handle: &Handle, mode: Mode) -> Result<Arc<OwnedFd>, FsError> {
         let access = if mode == Mode::Write { OFlags::WRONLY } else { OFlags::RDONLY };
         let descriptor = Arc::new(self.reopen(&node.descriptor, access)?);
-        self.descriptors.put(handle, mode, &descriptor);
+        drop(self.descriptors.put(handle, mode, &descriptor));
         Ok(descriptor)
     }
 
@@ -465,7 +501,7 @@ impl Fs {
         place: Option<(&Handle, &CStr)>,
     ) -> Result<Found, FsError> {
         let found = describe(export, &object, place)?;
-        self.descriptors.put(&found.handle, mode, &Arc::new(object));
+        drop(self.descriptors.put(&found.handle, mode, &Arc::new(object)));
         Ok(found)
     }
 
@@ -561,8 +597,8 @@ fn has_no_name(object: &OwnedFd) -> bool {
 /// The handle and the attributes of an open object.
 pub(crate) fn describe(export: &Export, object: &OwnedFd, place: Option<(&Handle, &CStr)>) -> Result<Found, FsError> {
     let handle = export.handle_of(object)?;
-    if let (Some(table), Some((folder, name))) = (&export.table, place) {
-        table.learn(&handle, folder, name.to_owned());
+    if let Some((folder, name)) = place {
+        export.learn(&handle, folder, name);
     }
     Ok(Found { handle, attr: attr_of(export, object)? })
 }

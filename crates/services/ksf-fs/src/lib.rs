@@ -11,7 +11,8 @@
 //!                                             a thread for syncs, one for all who wait for an object
 //! ```
 //!
-//! Every operation runs on a lane, because it may wait for a disk; [`Fs::known_attr`] alone asks nothing but memory. A sync would
+//! Every operation runs on a lane, because it may wait for a disk; those that look at what the kernel has in memory have a short
+//! cut, [`Fs::warm`], which is for shards. A sync would
 //! keep its lane for long, so operations leave it to other threads ([`Lane::owing`]). A lane changes the identity of its own thread only; no check
 //! of permissions is made here, with two exceptions that RFC 1813 (section 4.4) asks for: the owner of a file may read and write
 //! it, and who may execute a file may read it. Both hold for reads and writes by handle.
@@ -27,6 +28,7 @@ mod attr;
 mod attr_cache;
 mod clients;
 mod clock;
+mod closing;
 mod credential;
 mod descriptors;
 mod error;
@@ -41,11 +43,13 @@ mod lru;
 mod ops;
 mod owed;
 mod pool;
+mod rights;
 mod syncs;
 #[allow(unsafe_code)]
 mod sys;
 mod table;
 mod uncommitted;
+mod warm;
 
 pub use attr::{Attr, Before, Changed, FileType, Found, Linked, Renamed, Seen, SetAttr, SetTime, Time, Wcc};
 pub use clients::{Clients, Network};
@@ -64,3 +68,4 @@ pub use ops::{
 };
 pub use owed::Owed;
 pub use pool::Length;
+pub use warm::{WARM_READ_BYTES_MAX, Warm};

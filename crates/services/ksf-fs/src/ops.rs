@@ -12,11 +12,12 @@ mod settle;
 mod take;
 mod xattr;
 
-use std::ops::BitOr;
+use std::ops::{BitAnd, BitOr};
 
 use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
+pub(crate) use look::{granted, possible};
 pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 
@@ -44,6 +45,8 @@ impl Access {
     pub const WRITE: Self = Self(WRITE_BIT);
     /// Executing a file, or searching a folder.
     pub const EXECUTE: Self = Self(EXECUTE_BIT);
+    /// Reading a file by its handle: [`permit`](crate::layer::permit).
+    pub(crate) const READ_BY_HANDLE: Self = Self(8);
 
     /// True if all of `other` are among these.
     pub const fn contains(self, other: Self) -> bool {
@@ -58,6 +61,20 @@ impl Access {
     /// The rights in bits as access(2) has them; others are ignored.
     pub const fn from_bits_truncate(bits: u32) -> Self {
         Self(bits & (READ_BIT | WRITE_BIT | EXECUTE_BIT))
+    }
+}
+
+impl Access {
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+impl BitAnd for Access {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 }
 

@@ -9,3 +9,4 @@ mod model;
 mod opened;
 mod operations;
 mod settled;
+mod warm;

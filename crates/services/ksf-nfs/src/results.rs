@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ksf_fs::{
-    Access, Changed, Credential, Cursor, Detail, Entry, FILE_SIZE_MAX, FileType, Found, Fs, FsError, Handle, Lane,
-    Linked, Listed, Renamed, Seen, Stable, TIME_DELTA,
+    Access, Attr, Changed, Credential, Cursor, Detail, Entry, FILE_SIZE_MAX, FileType, Found, Fs, FsError, Handle,
+    Lane, Linked, Listed, Renamed, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
 };
 use ksf_proto::xdr::XdrWrite;
 
@@ -32,9 +32,41 @@ const LISTING_BYTES: usize = 4 + POST_OP_ATTR_BYTES + 8 + 4 + 4;
 
 /// A READ that was carried out.
 pub(crate) struct ReadDone {
-    /// Its results as far as the data, with their length.
-    pub(crate) head: Vec<u8>,
+    pub(crate) head: ReadHead,
     pub(crate) data: Vec<u8>,
+}
+
+/// The results of a READ in front of its data.
+pub(crate) struct ReadHead {
+    attr: Option<Attr>,
+    eof: bool,
+    bytes: u32,
+}
+
+impl ReadDone {
+    fn new(attr: Option<Attr>, done: ksf_fs::ReadDone, mut data: Vec<u8>) -> Self {
+        data.truncate(done.count);
+        if data.capacity() / 2 > data.len() {
+            // The end of the file: what waits to be sent is counted by its length.
+            data.shrink_to_fit();
+        }
+        Self { head: ReadHead { attr, eof: done.eof, bytes: data.len() as u32 }, data }
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        self.head.put(out);
+        out.put_opaque_fixed(&self.data);
+    }
+}
+
+impl ReadHead {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_status(out, Status::OK);
+        put_post_op_attr(out, self.attr.as_ref());
+        out.put_u32(self.bytes);
+        out.put_bool(self.eof);
+        out.put_u32(self.bytes);
+    }
 }
 
 /// A procedure that failed, with its results.
@@ -54,26 +86,60 @@ pub(crate) fn read(
 ) -> Result<ReadDone, Failed> {
     let mut data = vec![0; count as usize];
     let Seen { after, result } = fs.read(lane, caller, file, offset, &mut data);
-    let mut head = Vec::with_capacity(4 + POST_OP_ATTR_BYTES + 12);
-    let done = match result {
-        Ok(done) => done,
+    match result {
+        Ok(done) => Ok(ReadDone::new(after, done, data)),
         Err(error) => {
-            let status = failed(&mut head, error, |out| put_post_op_attr(out, after.as_ref()));
-            return Err(Failed { status, results: head });
+            let mut results = Vec::new();
+            let status = failed(&mut results, error, |out| put_post_op_attr(out, after.as_ref()));
+            Err(Failed { status, results })
         }
-    };
-    data.truncate(done.count);
-    if data.capacity() / 2 > data.len() {
-        // The end of the file: what waits to be sent is counted by its length.
-        data.shrink_to_fit();
     }
-    let bytes = data.len() as u32;
-    put_status(&mut head, Status::OK);
-    put_post_op_attr(&mut head, after.as_ref());
-    head.put_u32(bytes);
-    head.put_bool(done.eof);
-    head.put_u32(bytes);
-    Ok(ReadDone { head, data })
+}
+
+/// What is answered without a lane.
+pub(crate) enum Warmed {
+    Getattr(Attr),
+    Lookup(Seen<Found>),
+    Access(Seen<Access>, u32),
+    Read(ReadDone),
+}
+
+impl Warmed {
+    /// Carries a request out if that takes no lane.
+    pub(crate) fn by(fs: Warm<'_>, caller: &Credential, request: &Request) -> Option<Self> {
+        Some(match request {
+            Request::Getattr { object } => Self::Getattr(fs.getattr(object)?),
+            Request::Lookup { dir, name } => Self::Lookup(fs.lookup(caller, dir, name)?),
+            Request::Access { object, wanted } => Self::Access(fs.access(caller, object, to_access(*wanted))?, *wanted),
+            Request::Read { file, offset, count } if *count as usize <= WARM_READ_BYTES_MAX => {
+                let mut data = vec![0; *count as usize];
+                let Seen { after, result } = fs.read(caller, file, *offset, &mut data)?;
+                Self::Read(ReadDone::new(after, result.ok()?, data))
+            }
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let failed = match self {
+            Self::Lookup(Seen { result: Err(error), .. }) | Self::Access(Seen { result: Err(error), .. }, _) => error,
+            _ => return Status::OK,
+        };
+        status_of(*failed)
+    }
+
+    /// Writes the results; those of a READ are better sent from where they lie.
+    pub(crate) fn put(self, out: &mut Vec<u8>) {
+        match self {
+            Self::Getattr(attr) => {
+                put_status(out, Status::OK);
+                put_attr(out, &attr);
+            }
+            Self::Lookup(seen) => drop(put_found(out, seen)),
+            Self::Access(seen, wanted) => drop(put_access(out, seen, wanted)),
+            Self::Read(done) => done.put(out),
+        }
+    }
 }
 
 /// A procedure that was carried out, with its results.
@@ -142,28 +208,16 @@ pub(crate) fn run(
         Request::Setattr { object, to, guard } => {
             return changed(out, fs.setattr(lane, caller, object, to, *guard), |_, ()| ());
         }
-        Request::Lookup { dir, name } => match fs.lookup(lane, caller, dir, name) {
-            Seen { after, result: Ok(found) } => {
-                put_status(out, Status::OK);
-                out.put_opaque(found.handle.as_bytes());
-                put_post_op_attr(out, Some(&found.attr));
-                put_post_op_attr(out, after.as_ref());
-                Status::OK
-            }
-            Seen { after, result: Err(error) } => failed(out, error, |out| put_post_op_attr(out, after.as_ref())),
-        },
+        Request::Lookup { dir, name } => put_found(out, fs.lookup(lane, caller, dir, name)),
         Request::Access { object, wanted } => {
-            let seen = fs.access(lane, caller, object, to_access(*wanted));
-            let is_folder = seen.after.is_some_and(|attr| attr.file_type == FileType::Directory);
-            seen_results(out, seen, |out, granted| out.put_u32(from_access(granted, is_folder) & wanted))
+            put_access(out, fs.access(lane, caller, object, to_access(*wanted)), *wanted)
         }
         Request::Readlink { link } => {
             seen_results(out, fs.readlink(lane, caller, link), |out, target| out.put_opaque(&target))
         }
         Request::Read { file, offset, count } => match read(fs, lane, caller, file, *offset, *count) {
-            Ok(ReadDone { head, data }) => {
-                out.put(&head);
-                out.put_opaque_fixed(&data);
+            Ok(done) => {
+                done.put(out);
                 Status::OK
             }
             Err(Failed { status, results }) => {
@@ -252,6 +306,27 @@ pub(crate) fn run(
         Request::Commit { file } => return committed(out, fs.commit(lane, file)),
     };
     status.into()
+}
+
+/// Results of LOOKUP.
+fn put_found(out: &mut Vec<u8>, seen: Seen<Found>) -> Status {
+    let Seen { after, result } = seen;
+    match result {
+        Ok(found) => {
+            put_status(out, Status::OK);
+            out.put_opaque(found.handle.as_bytes());
+            put_post_op_attr(out, Some(&found.attr));
+            put_post_op_attr(out, after.as_ref());
+            Status::OK
+        }
+        Err(error) => failed(out, error, |out| put_post_op_attr(out, after.as_ref())),
+    }
+}
+
+/// Results of ACCESS.
+fn put_access(out: &mut Vec<u8>, seen: Seen<Access>, wanted: u32) -> Status {
+    let is_folder = seen.after.is_some_and(|attr| attr.file_type == FileType::Directory);
+    seen_results(out, seen, |out, granted| out.put_u32(from_access(granted, is_folder) & wanted))
 }
 
 /// Results of COMMIT.

@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, WARM_READ_BYTES_MAX};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -309,8 +309,16 @@ impl NinepService {
                     say(reply, tag, Reply::Read { data: Data(&value[..count]) })?;
                     return Ok(Next::Answered);
                 }
-                let file = fids.open(fid)?.clone();
-                Work::Read { file, offset, count: data_bytes(msize, count) }
+                let file = fids.open(fid)?;
+                let count = data_bytes(msize, count);
+                if count as usize <= WARM_READ_BYTES_MAX {
+                    let mut data = vec![0; count as usize];
+                    if let Some(count) = self.core.fs.warm(&self.lanes).read_open(file, offset, &mut data) {
+                        say(reply, tag, Reply::Read { data: Data(&data[..count]) })?;
+                        return Ok(Next::Answered);
+                    }
+                }
+                Work::Read { file: file.clone(), offset, count }
             }
             Request::Readdir { fid, offset, count } => {
                 let folder = fids.open(fid)?.clone();
@@ -319,7 +327,7 @@ impl NinepService {
             Request::Readlink { fid } => Work::Readlink { node: shared(fids.node(fid)?) },
             Request::Getattr { fid, .. } => {
                 let (node, open) = fids.both(fid)?;
-                if let Some(attr) = self.core.fs.known_attr(&node.handle) {
+                if let Some(attr) = self.core.fs.warm(&self.lanes).getattr(&node.handle) {
                     say(reply, tag, Reply::Getattr { stat: stat_of(&attr) })?;
                     return Ok(Next::Answered);
                 }

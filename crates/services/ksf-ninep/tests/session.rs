@@ -67,7 +67,8 @@ fn a_version_is_agreed_on_or_refused() {
 fn a_version_in_the_middle_ends_the_session() {
     let (_place, serving, mut client) = with_file(100_000);
     let version = Request::Version { msize: 8192, version: VERSION };
-    send_together(&mut client, &[(1, read(50_000)), (2, Request::Flush { oldtag: 1 }), (NO_TAG, version)]);
+    // Too long to be answered at once.
+    send_together(&mut client, &[(1, read(70_000)), (2, Request::Flush { oldtag: 1 }), (NO_TAG, version)]);
     assert_eq!(client.next(), (NO_TAG, RVERSION), "what was under way is not answered");
     assert_eq!(client.stat(1), Err(libc::EBADF));
     // The tags are free.
@@ -116,8 +117,9 @@ fn the_reply_of_a_flushed_request_comes_before_rflush() {
 
 #[test]
 fn a_tag_that_is_in_use_ends_the_connection() {
-    let (_place, serving, mut client) = with_file(100);
-    send_together(&mut client, &[(1, read(10)), (2, read(20)), (1, read(30)), (3, read(40))]);
+    let (_place, serving, mut client) = with_file(100_000);
+    // Too long to be answered at once.
+    send_together(&mut client, &[(1, read(70_000)), (2, read(80_000)), (1, read(30)), (3, read(40))]);
     let mut answered = Vec::new();
     while let Some(message) = client.receive() {
         let (tag, reply) = Reply::parse(&message).unwrap();
@@ -125,7 +127,7 @@ fn a_tag_that_is_in_use_ends_the_connection() {
         answered.push((tag, message.len()));
     }
     answered.sort_unstable();
-    assert_eq!(answered, [(1, 21), (2, 31)], "one answer for each tag, and none after the mistake");
+    assert_eq!(answered, [(1, 70_011), (2, 80_011)], "one answer for each tag, and none after the mistake");
     assert_eq!(serving.ninep.tags_reused(), 1);
     // A tag is free again when it was answered.
     let mut client = serving.client();

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use rustix::io::{Errno, Result as SysResult, pread, pwrite, retry_on_intr};
 
-use super::{FILE_SIZE_MAX, ReadDone, Stable};
+use super::{Access, FILE_SIZE_MAX, ReadDone, Stable};
 use crate::attr::{Changed, Seen, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, permit};
+use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, attr_of, permit};
 use crate::owed::{Debt, What};
 use crate::uncommitted::Written;
 
@@ -55,11 +55,18 @@ impl Fs {
         let file = self.content(lane, &call.caller, handle, Mode::Read)?;
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
         let wanted = into.len().min(room);
+        let before = call.export.is_warm().then(|| attr_of(call.export, &file)).transpose()?;
+        let mut is_permitted = false;
         let read = || {
             permit(&file, READ_BIT, &call.caller)?;
+            is_permitted = true;
             read_whole(&file, offset, &mut into[..wanted])
         };
-        Ok(lane.as_caller(&call.caller, read)??)
+        let read = lane.as_caller(&call.caller, read)?;
+        if let Some(before) = before.filter(|_| is_permitted) {
+            self.keep_rights(&call, handle, &before, (Access::READ_BY_HANDLE, Access::READ_BY_HANDLE));
+        }
+        Ok(read?)
     }
 
     /// Writes bytes to a regular file. Writes of one file happen one after the other.

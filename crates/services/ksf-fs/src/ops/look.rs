@@ -1,5 +1,7 @@
 //! Operations that change nothing: attributes, names, rights, links, the file system.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::{fstatfs, fstatvfs};
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
@@ -7,6 +9,7 @@ use crate::attr::{Attr, FileType, Found, Seen};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node, check_inside, checked_name, name_error, open_up};
@@ -15,6 +18,18 @@ use crate::sys;
 /// Links of one object by the kind of the file system (statfs(2), `f_type`); 255 where it is not known here.
 const LINK_MAX: [(i64, u32); 4] =
     [(0xef53, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
+
+/// Those of the rights that an export gives to anyone.
+pub(crate) fn possible(want: Access, export: &Export) -> Access {
+    if export.options().read_only { want.without(Access::WRITE) } else { want }
+}
+
+/// Those of the rights that the kernel grants this thread.
+pub(crate) fn granted(object: &OwnedFd, want: Access) -> Access {
+    let asked = [Access::READ, Access::WRITE, Access::EXECUTE].into_iter().filter(|right| want.contains(*right));
+    let granted = asked.filter(|right| sys::access(object, right.bits()).is_ok());
+    granted.fold(Access::NONE, |all, right| all | right)
+}
 
 impl Fs {
     /// The attributes of an object. No right is needed.
@@ -30,15 +45,6 @@ impl Fs {
             filling.keep(handle, &attr);
         }
         Ok(attr)
-    }
-
-    /// The attributes of an object, if they are known without a system call, so not on a lane. `None`: ask [`Fs::getattr`].
-    ///
-    /// Known are those of exports that are [exclusive](crate::ExportOptions::exclusive), from a `getattr` until the next change
-    /// begins. A call that begins after another operation of this layer has ended is never told older attributes than that one told.
-    /// The bytes that an object takes (`used`) may lag behind: file systems choose blocks when they write data out.
-    pub fn known_attr(&self, handle: &Handle) -> Option<Attr> {
-        self.attrs.get(handle)
     }
 
     /// The object of a name in a folder. `.` is the folder itself, `..` the one above, and the export's root above its root.
@@ -71,7 +77,11 @@ impl Fs {
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
         let looked_for = if is_dots { c"." } else { name.as_c_str() };
-        let object = lane.as_caller(&call.caller, || self.open_name(&node.descriptor, looked_for))??;
+        let looked = lane.as_caller(&call.caller, || self.open_name(&node.descriptor, looked_for))?;
+        if looked.is_ok() || looked.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            self.keep_rights(&call, dir, &node.attr, (Access::EXECUTE, Access::EXECUTE));
+        }
+        let object = looked?;
         let place = (!is_dots).then_some((dir, name.as_c_str()));
         self.found(call.export, object, Mode::Path, place)
     }
@@ -83,13 +93,10 @@ impl Fs {
             Err(error) => return Seen::failed(error),
         };
         let granted = self.begin(lane, credential, handle, false).and_then(|call| {
-            let is_read_only = call.export.options().read_only;
-            lane.as_caller(&call.caller, || {
-                let asked = [Access::READ, Access::WRITE, Access::EXECUTE].into_iter();
-                let asked = asked.filter(|right| want.contains(*right) && !(is_read_only && *right == Access::WRITE));
-                let granted = asked.filter(|right| sys::access(&*node.descriptor, right.bits()).is_ok());
-                granted.fold(Access::NONE, |all, right| all | right)
-            })
+            let want = possible(want, call.export);
+            let granted = lane.as_caller(&call.caller, || granted(&node.descriptor, want))?;
+            self.keep_rights(&call, handle, &node.attr, (want, granted));
+            Ok(granted)
         });
         Seen { after: Some(node.attr), result: granted }
     }

@@ -120,8 +120,12 @@ impl OpenFile {
         &self.0.handle
     }
 
-    pub(super) fn descriptor(&self) -> &OwnedFd {
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
         &self.0.file
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        self.0.how.read
     }
 
     /// What it is.

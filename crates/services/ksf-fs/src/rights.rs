@@ -1,0 +1,154 @@
+//! What the kernel said of the rights of callers, for calls that are answered without a lane ([`warm`](crate::warm)).
+//!
+//! An answer holds while the object's ctime is the same, and for a second at most. The kernel looks at mode, owner, group and ACL of
+//! the object itself, and each change of one of them is a change of ctime. What a second bounds is the rest: a mount that becomes
+//! read-only, and the rules of security modules.
+//!
+//! Kernels before 6.13 take ctime from a clock that steps every 1 to 10 ms, so two changes may have one ctime. An answer is therefore
+//! kept only if the last change was some steps ago.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::attr::{Attr, Time};
+use crate::credential::Identity;
+use crate::ops::Access;
+
+/// How long an answer holds.
+const HOLDS: Duration = Duration::from_secs(1);
+/// Age of a ctime that no further change has: ten of the longest steps.
+const SETTLED: Duration = Duration::from_millis(100);
+/// Callers whose rights to one object are kept; one more takes the place of that asked for longest ago.
+const CALLERS_MAX: usize = 4;
+
+/// An identity, in few bytes: two hashes with keys of their own, which nobody outside knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Who([u64; 2]);
+
+/// The keys of the hashes.
+#[derive(Debug, Default)]
+pub(crate) struct WhoKeys([RandomState; 2]);
+
+impl WhoKeys {
+    pub(crate) fn who(&self, identity: &Identity) -> Who {
+        Who([self.0[0].hash_one(identity), self.0[1].hash_one(identity)])
+    }
+}
+
+/// An answer of the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    who: Who,
+    ctime: Time,
+    asked: Instant,
+    /// Rights that were asked for.
+    known: Access,
+    granted: Access,
+}
+
+/// Answers of the kernel for one object.
+#[derive(Debug, Default)]
+pub(crate) struct Rights(Vec<Answer>);
+
+impl Rights {
+    /// Which of the wanted rights a caller has; `None`: the kernel is to be asked. `ctime`: that of the object now.
+    pub(crate) fn granted(&self, who: Who, ctime: Time, wanted: Access) -> Option<Access> {
+        let answer = self.0.iter().find(|answer| answer.who == who)?;
+        let holds = answer.ctime == ctime && answer.asked.elapsed() < HOLDS && answer.known.contains(wanted);
+        holds.then(|| answer.granted & wanted)
+    }
+
+    /// Keeps an answer. `ctime`: that of the object before it was asked for.
+    pub(crate) fn keep(&mut self, who: Who, ctime: Time, asked_for: Access, granted: Access) {
+        let asked = Instant::now();
+        let mut new = Answer { who, ctime, asked, known: asked_for, granted: granted & asked_for };
+        if let Some(at) = self.0.iter().position(|answer| answer.who == who) {
+            let old = self.0.swap_remove(at);
+            if old.ctime == ctime && old.asked.elapsed() < HOLDS {
+                let kept = old.known.without(asked_for);
+                new = Answer {
+                    asked: old.asked,
+                    known: old.known | asked_for,
+                    granted: new.granted | old.granted & kept,
+                    ..new
+                };
+            }
+        }
+        if self.0.len() == CALLERS_MAX {
+            self.0.sort_by_key(|answer| answer.asked);
+            self.0.remove(0);
+        }
+        self.0.push(new);
+    }
+}
+
+/// True if a change from now on has another ctime than that of these attributes.
+pub(crate) fn is_settled(attr: &Attr) -> bool {
+    let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) else { return false };
+    let changed = u64::try_from(attr.ctime.seconds).map(|seconds| Duration::new(seconds, attr.ctime.nanos));
+    changed.is_ok_and(|changed| changed + SETTLED < now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::credential::{Credential, Squash};
+    use crate::export::ExportOptions;
+
+    const ALL: Access = Access::from_bits_truncate(7);
+
+    fn who(keys: &WhoKeys, uid: u32) -> Who {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        keys.who(&Credential::unix(uid, 100, &[4, 5]).identity(&options, None))
+    }
+
+    fn time(seconds: i64) -> Time {
+        Time { seconds, nanos: 0 }
+    }
+
+    #[test]
+    fn an_answer_is_for_its_caller_its_ctime_and_its_rights() {
+        let keys = WhoKeys::default();
+        let (one, two) = (who(&keys, 1000), who(&keys, 1001));
+        let mut rights = Rights::default();
+        rights.keep(one, time(5), Access::READ | Access::WRITE, Access::READ);
+        assert_eq!(rights.granted(one, time(5), Access::READ | Access::WRITE), Some(Access::READ));
+        assert_eq!(rights.granted(one, time(5), Access::WRITE), Some(Access::NONE));
+        assert_eq!(rights.granted(one, time(5), Access::EXECUTE), None, "nobody asked");
+        assert_eq!(rights.granted(one, time(6), Access::READ), None, "it changed");
+        assert_eq!(rights.granted(two, time(5), Access::READ), None);
+        rights.keep(one, time(5), Access::WRITE | Access::EXECUTE, Access::EXECUTE);
+        assert_eq!(rights.granted(one, time(5), ALL), Some(Access::READ | Access::EXECUTE));
+        rights.keep(one, time(6), Access::READ, Access::NONE);
+        assert_eq!(rights.granted(one, time(6), Access::EXECUTE), None, "of before the change");
+        assert_eq!(rights.granted(one, time(6), Access::READ), Some(Access::NONE));
+    }
+
+    #[test]
+    fn an_answer_holds_for_a_second_also_when_others_join_it() {
+        let keys = WhoKeys::default();
+        let one = who(&keys, 1000);
+        let mut rights = Rights::default();
+        rights.keep(one, time(5), Access::READ, Access::READ);
+        let Some(before) = Instant::now().checked_sub(HOLDS) else { return };
+        rights.0[0].asked = before + Duration::from_millis(500);
+        rights.keep(one, time(5), Access::WRITE, Access::WRITE);
+        assert_eq!(rights.0[0].asked, before + Duration::from_millis(500));
+        rights.0[0].asked = before;
+        assert_eq!(rights.granted(one, time(5), Access::READ), None);
+        rights.keep(one, time(5), Access::WRITE, Access::WRITE);
+        assert_eq!(rights.granted(one, time(5), Access::READ), None, "the one of before is gone");
+    }
+
+    #[test]
+    fn a_few_callers_are_known() {
+        let keys = WhoKeys::default();
+        let mut rights = Rights::default();
+        for uid in 0..10 {
+            rights.keep(who(&keys, uid), time(5), ALL, ALL);
+        }
+        assert_eq!(rights.0.len(), CALLERS_MAX);
+        assert!(rights.granted(who(&keys, 9), time(5), ALL).is_some());
+        assert_eq!(rights.granted(who(&keys, 0), time(5), ALL), None);
+    }
+}

@@ -1,0 +1,258 @@
+//! Calls without a lane answer as those on a lane, or not at all.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+
+use ksf_fs::{
+    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Handle, Lane, LaneOptions, Lanes, OpenHow, ReadDone,
+    Seen, Squash, WARM_READ_BYTES_MAX, Warm,
+};
+use ksf_test::root_or_skip;
+
+use crate::common::{Served, kind, on_lane, root};
+
+const ALL: Access = Access::from_bits_truncate(7);
+
+fn lanes() -> Lanes {
+    Lanes::start(&LaneOptions { threads: 2 }, 1).unwrap()
+}
+
+/// A file of before, with this mode and owner: rights of what has just changed are not kept.
+fn old_file(served: &Served, name: &str, (uid, gid, mode): (u32, u32, u32), bytes: &[u8]) {
+    let path = served.path(name);
+    fs::write(&path, bytes).unwrap();
+    chown(&path, Some(uid), Some(gid)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Asks on the lane until the answer is kept, which takes until the last change is a while ago.
+fn until_kept<T>(mut ask: impl FnMut(), mut warm: impl FnMut() -> Option<T>) -> T {
+    loop {
+        ask();
+        if let Some(answer) = warm() {
+            return answer;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn read(
+    warm: Warm<'_>,
+    who: &Credential,
+    file: &Handle,
+    offset: u64,
+    room: usize,
+) -> Option<(Seen<ReadDone>, Vec<u8>)> {
+    let mut into = vec![0; room];
+    let seen = warm.read(who, file, offset, &mut into)?;
+    let count = seen.result.unwrap().count;
+    into.truncate(count);
+    Some((seen, into))
+}
+
+/// What a program that reads does not change.
+fn but_for_access_time(attr: Option<Attr>) -> Option<Attr> {
+    attr.map(|attr| Attr { atime: ksf_fs::Time::default(), ..attr })
+}
+
+#[test]
+fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_lane() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        fs::write(served.path("file"), "text").unwrap();
+        let file = served.find(lane, "file");
+        assert_eq!(warm.getattr(&file.handle), Some(served.fs.getattr(lane, &file.handle).unwrap()));
+        fs::write(served.path("file"), "longer text").unwrap();
+        assert_eq!(warm.getattr(&file.handle).unwrap().size, 11, "a change by a local program");
+        fs::remove_file(served.path("file")).unwrap();
+        assert_eq!(warm.getattr(&file.handle), None, "its descriptor is kept, and it has no name");
+        assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
+        let served = served.restarted();
+        assert_eq!(served.fs.warm(&lanes).getattr(served.root()), None, "nothing was opened");
+    });
+}
+
+#[test]
+fn names_are_looked_up_by_those_who_may_search_the_folder() {
+    let Some(()) = root_or_skip("identities") else { return };
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        fs::create_dir(served.path("folder")).unwrap();
+        fs::write(served.path("folder/file"), "text").unwrap();
+        std::os::unix::fs::symlink("/", served.path("folder/link")).unwrap();
+        old_file(&served, "plain", (0, 0, 0o644), b"");
+        chown(served.path("folder"), Some(1000), Some(100)).unwrap();
+        fs::set_permissions(served.path("folder"), fs::Permissions::from_mode(0o710)).unwrap();
+        let folder = served.find(lane, "folder").handle;
+        let (owner, friend, stranger) =
+            (Credential::unix(1000, 7, &[]), Credential::unix(1001, 7, &[100]), Credential::unix(1001, 7, &[]));
+        for who in [&owner, &friend] {
+            assert_eq!(warm.lookup(who, &folder, b"file"), None, "the kernel was not asked for this caller");
+            let told = until_kept(
+                || drop(served.fs.lookup(lane, who, &folder, b"file")),
+                || warm.lookup(who, &folder, b"file"),
+            );
+            for name in [&b"file"[..], b"link", b"missing"] {
+                let expected = served.fs.lookup(lane, who, &folder, name);
+                let told =
+                    until_kept(|| drop(served.fs.lookup(lane, who, &folder, name)), || warm.lookup(who, &folder, name));
+                assert_eq!(told, expected);
+            }
+            assert_eq!(told.result.unwrap().attr.size, 4);
+            for name in [&b"."[..], b"..", b"", b"a/b", b"a\0b", &[b'n'; 256]] {
+                assert_eq!(warm.lookup(who, &folder, name), None);
+            }
+        }
+        assert_eq!(kind(served.fs.lookup(lane, &stranger, &folder, b"file").result), ErrorKind::Access);
+        assert_eq!(warm.lookup(&stranger, &folder, b"file"), None, "the right of others is not that of this one");
+        // The owner loses the right; a lane is asked.
+        fs::set_permissions(served.path("folder"), fs::Permissions::from_mode(0o010)).unwrap();
+        assert_eq!(warm.lookup(&owner, &folder, b"file"), None);
+        assert_eq!(kind(served.fs.lookup(lane, &owner, &folder, b"file").result), ErrorKind::Access);
+        let plain = served.find(lane, "plain").handle;
+        assert_eq!(warm.lookup(&root(), &plain, b"file"), None, "no folder");
+    });
+}
+
+#[test]
+fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
+    let Some(()) = root_or_skip("identities") else { return };
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        old_file(&served, "file", (1000, 100, 0o640), b"text");
+        let file = served.find(lane, "file").handle;
+        let all = [(1000, 7), (1001, 100), (1002, 7), (0, 0)].map(|(uid, gid)| Credential::unix(uid, gid, &[]));
+        for who in &all {
+            assert_eq!(warm.access(who, &file, ALL), None);
+            let told = until_kept(|| drop(served.fs.access(lane, who, &file, ALL)), || warm.access(who, &file, ALL));
+            assert_eq!(told, served.fs.access(lane, who, &file, ALL));
+            let read = Access::READ;
+            let told = until_kept(|| drop(served.fs.access(lane, who, &file, read)), || warm.access(who, &file, read));
+            assert_eq!(told, served.fs.access(lane, who, &file, read));
+        }
+        fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o604)).unwrap();
+        for who in &all {
+            assert_eq!(warm.access(who, &file, ALL), None, "of before the change");
+        }
+    });
+}
+
+#[test]
+fn nobody_writes_to_an_export_that_is_read_only() {
+    on_lane(|lane| {
+        let options = ExportOptions { squash: Squash::None, read_only: true, ..ExportOptions::default() };
+        let (served, lanes) = (Served::new(options), lanes());
+        let warm = served.fs.warm(&lanes);
+        let handle = served.root().clone();
+        let told =
+            until_kept(|| drop(served.fs.access(lane, &root(), &handle, ALL)), || warm.access(&root(), &handle, ALL));
+        assert_eq!(told.result, Ok(Access::READ | Access::EXECUTE));
+    });
+}
+
+#[test]
+fn bytes_in_memory_are_read_by_those_who_may() {
+    let Some(()) = root_or_skip("identities") else { return };
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+        old_file(&served, "file", (1000, 100, 0o600), &bytes);
+        let file = served.find(lane, "file").handle;
+        let (owner, stranger) = (Credential::unix(1000, 7, &[]), Credential::unix(1001, 7, &[]));
+        assert!(read(warm, &owner, &file, 0, 10).is_none());
+        assert_eq!(kind(served.fs.read(lane, &stranger, &file, 0, &mut [0; 10]).result), ErrorKind::Access);
+        if !is_read_at_once(&served.export) {
+            // Such a file system has no reads that do not wait.
+            served.fs.read(lane, &owner, &file, 0, &mut [0; 10]).result.unwrap();
+            assert!(read(warm, &owner, &file, 0, 10).is_none());
+            return;
+        }
+        until_kept(|| drop(served.fs.read(lane, &owner, &file, 0, &mut [0; 10])), || read(warm, &owner, &file, 0, 10));
+        for (offset, room) in
+            [(0, 4096), (99_990, 10), (99_990, 11), (50_000, 65_536), (100_000, 10), (u64::MAX, 1), (7, 0)]
+        {
+            let mut expected = vec![0; room];
+            let seen = served.fs.read(lane, &owner, &file, offset, &mut expected);
+            // Memory may be taken back meanwhile, and nobody's answer holds for ever.
+            let Some((told, data)) = read(warm, &owner, &file, offset, room) else {
+                assert!(offset == u64::MAX || room > 0);
+                continue;
+            };
+            expected.truncate(seen.result.unwrap().count);
+            assert_eq!((told.result, &data), (seen.result, &expected), "{offset} {room}");
+            assert_eq!(but_for_access_time(told.after), but_for_access_time(seen.after));
+        }
+        assert!(read(warm, &owner, &file, 0, WARM_READ_BYTES_MAX + 1).is_none(), "too long for a shard");
+        assert!(read(warm, &stranger, &file, 0, 10).is_none());
+        chown(served.path("file"), Some(1002), None).unwrap();
+        assert!(read(warm, &owner, &file, 0, 10).is_none(), "of before the change");
+        assert_eq!(kind(served.fs.read(lane, &owner, &file, 0, &mut [0; 10]).result), ErrorKind::Access);
+    });
+}
+
+#[test]
+fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        fs::write(served.path("file"), "0123456789").unwrap();
+        let file = served.find(lane, "file").handle;
+        let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
+        let write = OpenHow { read: false, write: true, ..OpenHow::READ };
+        let (written, _) = served.fs.open(lane, &root(), &file, write).unwrap();
+        assert_eq!(warm.read_open(&written, 0, &mut [0; 4]), None, "not open for it");
+        if !is_read_at_once(&served.export) {
+            return;
+        }
+        let mut into = [0; 6];
+        assert_eq!(warm.read_open(&open, 2, &mut into), Some(6));
+        assert_eq!(&into, b"234567");
+        assert_eq!(warm.read_open(&open, 8, &mut into), Some(2));
+        assert_eq!(warm.read_open(&open, 10, &mut into), Some(0));
+        assert_eq!(warm.read_open(&open, u64::MAX, &mut into), None);
+    });
+}
+
+/// Whether the file system of the tests has RWF_NOWAIT.
+fn is_read_at_once(export: &Export) -> bool {
+    let path = export.path().join("probe");
+    fs::write(&path, "text").unwrap();
+    let file = fs::File::open(&path).unwrap();
+    let mut into = [0; 4];
+    let read =
+        rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut into)], 0, rustix::io::ReadWriteFlags::NOWAIT);
+    fs::remove_file(path).unwrap();
+    read.is_ok()
+}
+
+/// A shard closes nothing, and what it leaves to others does not grow.
+#[test]
+fn descriptors_of_many_look_ups_are_closed_by_lanes() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        fs::write(served.path("file"), "text").unwrap();
+        let dir = served.root().clone();
+        let look = |lane: &mut Lane| served.fs.lookup(lane, &root(), &dir, b"file");
+        until_kept(|| drop(look(lane)), || warm.lookup(&root(), &dir, b"file"));
+        let before = served.fs.counters().warm;
+        let mut answered = 0;
+        for _ in 0..20_000 {
+            match warm.lookup(&root(), &dir, b"file") {
+                Some(_) => answered += 1,
+                None => drop(look(lane)),
+            }
+        }
+        assert_eq!(served.fs.counters().warm - before, answered);
+        assert!(answered > 10_000, "{answered}");
+        ksf_test::wait_until("the lanes have closed them", || lanes.counters().queued_jobs == 0);
+        let target = served.path("file");
+        let names = || fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
+        let open = || names().filter(|fd| fs::read_link(fd).is_ok_and(|path| path == target)).count();
+        ksf_test::wait_until("few are left", || open() <= 70);
+    });
+}
