@@ -34,6 +34,6 @@ pub use counters::ProcedureCounts;
 pub use ksf_fs::{Clients, ExportSettings, Network};
 pub use ksf_proto::oncrpc::NFS_PROGRAM;
 pub use procedure::Procedure;
-pub use server::{ExportInfo, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+pub use server::{Nfs, Settings, TRANSFER_BYTES_MAX};
 pub use service::NfsService;
 pub use status::Status;

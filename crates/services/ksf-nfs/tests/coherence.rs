@@ -59,12 +59,12 @@ fn what_each_procedure_changes_is_told_by_the_next_getattr() {
     let check = |client: &mut Client, after: &str| {
         for (object, name) in watched {
             let truth = asked(client, &root, name);
-            let known = serving.nfs.fs_counters().attr_hits;
+            let known = serving.nfs.files().fs_counters().attr_hits;
             for _ in 0..2 {
                 let told = without_used(&client.done(1, &handle(object)));
                 assert_eq!(told, truth, "GETATTR of {name} after {after}");
             }
-            assert!(serving.nfs.fs_counters().attr_hits > known, "{name} is known after {after}");
+            assert!(serving.nfs.files().fs_counters().attr_hits > known, "{name} is known after {after}");
         }
     };
     let exclusive = |name: &str| [named(&root, name), words(&[2, 1, 2])].concat();
@@ -116,7 +116,7 @@ fn an_export_that_is_not_exclusive_is_asked_every_time() {
         let told = without_used(&client.done(1, &handle(&root)));
         assert_eq!(told, asked(&mut client, &root, "."));
     }
-    assert_eq!(serving.nfs.fs_counters().attr_hits, 0);
+    assert_eq!(serving.nfs.files().fs_counters().attr_hits, 0);
     serving.stop();
 }
 
@@ -201,7 +201,7 @@ fn attributes_never_go_back_in_time_for_clients_that_talk_to_each_other() {
                 scope.spawn(move || run(number));
             }
         });
-        assert!(serving.nfs.fs_counters().attr_hits > 0, "some were answered on the shard");
+        assert!(serving.nfs.files().fs_counters().attr_hits > 0, "some were answered on the shard");
         serving.stop();
     }
 }

@@ -150,7 +150,7 @@ fn a_full_disk_is_told_and_loses_nothing() {
         write(&mut client, &mine, 0, UNSTABLE, &[b'c'; 9]).unwrap();
         assert_eq!(commit(&mut client, &mine), Ok(verifier));
         assert_eq!(commit(&mut client, &large), Ok(verifier));
-        assert_eq!(serving.nfs.fs_counters().write_back_failures, 0);
+        assert_eq!(serving.nfs.files().fs_counters().write_back_failures, 0);
         assert_eq!(read(&mut client, &mine, 10), b"cccccccccb");
         // With room again all goes on.
         let kept = client.create_free(&root, &large);
@@ -356,7 +356,7 @@ fn writes_that_hang_leave_threads_to_calls_that_need_no_medium() {
         }
         // The server of these tests has four lanes.
         wait_until("the writes have all lanes that they get", || {
-            let counters = serving.nfs.lane_counters();
+            let counters = serving.nfs.files().lane_counters();
             counters.queued_jobs + counters.lanes >= files.len()
         });
         for file in &files {

@@ -208,7 +208,7 @@ fn who_may_not_mount_is_told_at_mnt_and_at_every_call() {
     secured.secure = false;
     let serving = place.serve_all(EngineKind::Epoll, vec![secured.clone()]);
     let root = serving.client().mnt(&secure).unwrap();
-    if serving.nfs.exports().any(|export| export.handles == HandleSource::Table) {
+    if serving.nfs.exports().any(|export| export.handles() == HandleSource::Table) {
         serving.stop();
         return skip("handles that outlive the server need root");
     }
@@ -334,7 +334,7 @@ fn nothing_changes_on_an_export_that_is_read_only() {
 fn handles_are_good_after_a_restart() {
     let place = Place::new();
     let serving = place.serve();
-    if serving.nfs.exports().any(|export| export.handles == HandleSource::Table) {
+    if serving.nfs.exports().any(|export| export.handles() == HandleSource::Table) {
         return skip("handles that outlive the server need root");
     }
     let mut client = serving.client();

@@ -18,7 +18,7 @@ use std::time::Duration;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FsOptions, LaneOptions, Squash};
+use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{Clients, ExportSettings, Nfs, Procedure, Settings, TRANSFER_BYTES_MAX};
 use ksf_proto::oncrpc::{
@@ -98,10 +98,12 @@ impl Ground {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = ExportSettings { path: path("export"), options, clients: Clients::default(), secure: false };
         let nfs = Nfs::open(Settings {
-            exports: vec![export],
-            state: path("state"),
-            lanes: LaneOptions { threads: 2 },
-            fs: FsOptions::default(),
+            files: FileSettings {
+                exports: vec![export],
+                state: path("state"),
+                lanes: LaneOptions { threads: 2 },
+                fs: FsOptions::default(),
+            },
             drc: DrcLimits::default(),
             transfer_bytes_max: TRANSFER_BYTES_MAX,
         });
@@ -123,7 +125,7 @@ impl Ground {
     fn reset(&self) {
         // What came by a connection that has ended may be under way still.
         wait_until("nothing is carried out", || {
-            let counters = self.nfs.lane_counters();
+            let counters = self.nfs.files().lane_counters();
             counters.queued_jobs + counters.running_jobs + counters.queued_syncs == 0
         });
         let export = self.export();
@@ -160,7 +162,7 @@ impl Ground {
 
     fn check(&self) {
         assert!(self.server.is_running(), "the server ended");
-        assert_eq!(self.nfs.lane_counters().panicked, 0, "a call panicked");
+        assert_eq!(self.nfs.files().lane_counters().panicked, 0, "a call panicked");
         assert_eq!(self.look_outside(), self.outside, "something outside of the export changed");
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FsOptions, LaneOptions, Squash};
+use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{Clients, ExportSettings, Nfs, Settings, TRANSFER_BYTES_MAX};
 use ksf_proto::oncrpc::record::put_record;
@@ -62,10 +62,12 @@ impl Place {
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
         let settings = Settings {
-            exports,
-            state: self.folder.path("state"),
-            lanes: LaneOptions { threads: 4 },
-            fs: FsOptions::default(),
+            files: FileSettings {
+                exports,
+                state: self.folder.path("state"),
+                lanes: LaneOptions { threads: 4 },
+                fs: FsOptions::default(),
+            },
             drc: DrcLimits::default(),
             transfer_bytes_max: TRANSFER_BYTES_MAX,
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FsOptions, LaneOptions, Squash};
+use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
 use ksf_ninep::{Clients, ExportSettings, MSIZE_MAX, Ninep, Settings};
 use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
 use ksf_test::{Folder, stream};
@@ -56,10 +56,12 @@ impl Place {
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
         let settings = Settings {
-            exports,
-            state: self.folder.path("state"),
-            lanes: LaneOptions { threads: 4 },
-            fs: FsOptions::default(),
+            files: FileSettings {
+                exports,
+                state: self.folder.path("state"),
+                lanes: LaneOptions { threads: 4 },
+                fs: FsOptions::default(),
+            },
             msize_max: MSIZE_MAX,
             fids_max: FIDS_MAX,
         };

@@ -2,19 +2,133 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ksf_fs::{Clients, ExportOptions, ExportSettings, Squash};
+use clap::{Args, ValueHint};
+use ksf_fs::{
+    Clients, Export, ExportOptions, ExportSettings, FileSettings, Files, FsOptions, Identities, LaneOptions, OpenError,
+    Squash,
+};
 use serde::Deserialize;
 
+use crate::number::{Number, number};
 use crate::output::{Failure, Status};
+use crate::serve::running::Running;
+use crate::stats::Value;
+use crate::toml_file::{Mistake, Table};
 
 /// Threads that carry requests out, where nothing is said.
-pub(super) const LANES: u64 = 16;
-pub(super) const LANES_MAX: u64 = 1024;
+const LANES: u64 = 16;
+const LANES_MAX: u64 = 1024;
 
 /// How long the requests that were begun may take when a server ends.
-pub(super) const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+
+/// What servers of files share, as flags and, by [`FileServer::read`], as keys of a table.
+#[derive(Debug, Args)]
+pub(super) struct FileServer {
+    /// Folder to export, with options behind commas; repeatable
+    ///
+    /// ro: nothing can be changed. clients=CIDR: only these clients, repeatable. squash=root|all|none: whose requests are those
+    /// of the anonymous user [default: root]. anon=UID:GID: that user [default: 65534:65534]. manage-gids: groups are looked up
+    /// here, because a request has at most 16 [9P: always]. names=sync: changes of names and attributes are answered when they
+    /// are on the medium [default of NFS]; names=async: before [default of 9P, whose clients ask for that by fsync]. secure: only
+    /// from ports below 1024. exclusive: nothing but this server changes the folder, so attributes are kept.
+    #[arg(long = "export", value_name = "DIR[,OPTION...]", required = true)]
+    exports: Vec<ExportSpec>,
+    /// Where relative paths begin.
+    #[arg(skip)]
+    folder: PathBuf,
+    /// Folder of the keys that handles are verified with; clients of NFS that have mounted need them after a restart
+    /// [default: /var/lib/ksf/nfs or 9p; without root ksf/nfs or 9p below $XDG_STATE_HOME or ~/.local/state]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    state: Option<PathBuf>,
+    /// Threads that carry requests out; more than CPUs, because they wait for disks
+    #[arg(long, value_name = "N", default_value_t = LANES, value_parser = number::<1, LANES_MAX>)]
+    lanes: u64,
+}
+
+/// The keys of a table that these are.
+#[derive(Debug, Deserialize)]
+struct FileServerTable {
+    /// Folders with their options, relative to the file.
+    exports: Vec<ExportSpec>,
+    /// Folder of keys, relative to the file.
+    state: Option<PathBuf>,
+    /// Threads.
+    lanes: Option<Number<1, LANES_MAX>>,
+}
+
+impl FileServer {
+    pub(super) fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
+        let FileServerTable { exports, state, lanes } = table.take()?;
+        if exports.is_empty() {
+            return Err(table.mistake("exports has no folder; write exports = [\"/srv/data\"]"));
+        }
+        let folder = table.folder().to_owned();
+        let state = state.map(|state| folder.join(state));
+        Ok(Self { exports, folder, state, lanes: lanes.map_or(LANES, |number| number.0) })
+    }
+
+    /// For a server of this kind. `sync_names`: where an export says nothing.
+    pub(super) fn settings(&self, kind: &str, sync_names: bool) -> Result<FileSettings, Failure> {
+        Ok(FileSettings {
+            exports: self.exports.iter().map(|spec| spec.settings(&self.folder, sync_names)).collect(),
+            state: self.state.clone().map_or_else(|| default_state(kind), Ok)?,
+            lanes: LaneOptions { threads: self.lanes as usize },
+            fs: FsOptions::default(),
+        })
+    }
+
+    /// Says of each export how it is served, with `more` of it, and as whom, if that is not the caller.
+    pub(super) fn tell<'a>(
+        &self,
+        running: &mut Running,
+        exports: impl Iterator<Item = &'a Export>,
+        identities: Identities,
+        more: impl Fn(&Export) -> String,
+    ) {
+        let line = |(export, spec): (&Export, &ExportSpec)| {
+            format!("{}: export {} {}{}", running.name, export.path().display(), spec.words(), more(export))
+        };
+        let lines: Vec<String> = exports.zip(&self.exports).map(line).collect();
+        running.ready.splice(0..0, lines);
+        if identities == Identities::Own {
+            running.notes.push(own_identity_note(&running.name));
+        }
+    }
+}
+
+/// Why a server does not open, with its status; the error says the remedy.
+pub(super) fn explain(error: OpenError) -> Failure {
+    let status = match &error {
+        OpenError::Export(_) => Status::NoInput,
+        OpenError::Lanes(_) | OpenError::Thread(_) => Status::Os,
+    };
+    Failure::new(status, error.to_string())
+}
+
+/// What `ksf stat` shows of a file layer.
+pub(super) fn counters(files: &Files) -> impl Iterator<Item = Value> {
+    let (fs, lanes) = (files.fs_counters(), files.lane_counters());
+    [
+        ("descriptors", "Descriptors that are kept between requests now.", fs.descriptors as u64),
+        ("descriptor_hits", "Requests that found a descriptor.", fs.hits),
+        ("descriptor_misses", "Requests that had to open one.", fs.misses),
+        (
+            "attributes_known",
+            "Attributes of exclusive exports that were answered without asking the kernel.",
+            fs.attr_hits,
+        ),
+        ("descriptors_evicted", "Descriptors that were closed for others.", fs.evicted),
+        ("handles_stale", "Requests for objects that were gone.", fs.stale),
+        ("lane_jobs_queued", "Requests that wait for a thread now.", lanes.queued_jobs as u64),
+        ("syncs_queued", "Requests that wait for a sync now.", lanes.queued_syncs as u64),
+        ("lane_jobs_panicked", "Requests that were given up because of a defect of ksf.", lanes.panicked),
+    ]
+    .into_iter()
+    .map(|(name, help, value)| Value::new(name, help, value))
+}
 
 /// What may stand behind the folder.
 const OPTIONS: &str = "ro, rw, clients=CIDR, squash=root|all|none, anon=UID:GID, manage-gids, names=sync|async, \
@@ -23,7 +137,7 @@ const OPTIONS: &str = "ro, rw, clients=CIDR, squash=root|all|none, anon=UID:GID,
 /// A folder with its options.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "String")]
-pub(super) struct ExportSpec {
+struct ExportSpec {
     path: PathBuf,
     options: ExportOptions,
     /// `names=`; `None`: nothing is said.
@@ -34,7 +148,7 @@ pub(super) struct ExportSpec {
 
 impl ExportSpec {
     /// The export, with a path that begins in `folder` if it is relative. `sync_names`: where nothing is said.
-    pub(super) fn settings(&self, folder: &Path, sync_names: bool) -> ExportSettings {
+    fn settings(&self, folder: &Path, sync_names: bool) -> ExportSettings {
         let sync_names = self.sync_names.unwrap_or(sync_names);
         ExportSettings {
             path: folder.join(&self.path),
@@ -45,7 +159,7 @@ impl ExportSpec {
     }
 
     /// Its options in words, for the line at the start.
-    pub(super) fn words(&self) -> String {
+    fn words(&self) -> String {
         let ExportOptions { read_only, squash, anonymous: (uid, gid), manage_gids, sync_names: _, exclusive } =
             self.options;
         let mut words = vec![if read_only { "ro".to_owned() } else { "rw".to_owned() }];
@@ -67,7 +181,7 @@ impl ExportSpec {
 }
 
 /// Where the keys of a file server of this kind are kept where nothing is said.
-pub(super) fn default_state(kind: &str) -> Result<PathBuf, Failure> {
+fn default_state(kind: &str) -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(Path::new("/var/lib/ksf").join(kind));
     }
@@ -83,16 +197,16 @@ pub(super) fn default_state(kind: &str) -> Result<PathBuf, Failure> {
 }
 
 /// What is said at the start where requests do not have the rights of their own users.
-pub(super) fn own_identity_note(name: &str) -> String {
+fn own_identity_note(name: &str) -> String {
     format!(
         "{name}: all requests are carried out as the user of this process, whoever sends them; for the rights of their own \
          users run it as root"
     )
 }
 
-/// What is said when requests hang at the end.
-pub(super) fn check_closed(left: usize) -> std::io::Result<()> {
-    match left {
+/// Ends a file layer; an error where requests hang.
+pub(super) fn close(files: &Files) -> std::io::Result<()> {
+    match files.close(Instant::now() + CLOSE_WITHIN) {
         0 => Ok(()),
         left => Err(std::io::Error::other(format!("{left} requests did not end within 5 s: a file system hangs"))),
     }

@@ -2,25 +2,22 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::server::ListenerInfo;
-use ksf_fs::{FsCounters, FsOptions, HandleSource, Identities, LaneOptions};
+use ksf_fs::{Export, HandleSource};
 use ksf_nfs::drc::DrcLimits;
-use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, OpenError, Settings, TRANSFER_BYTES_MAX};
+use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, Settings, TRANSFER_BYTES_MAX};
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
-use super::export::{CLOSE_WITHIN, ExportSpec, LANES, LANES_MAX, check_closed, default_state, own_identity_note};
+use super::export::{self, FileServer, explain};
 use super::rpc::register;
 use super::status::{Protocol, StatusArgs};
-use crate::number::{Number, number};
 use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
@@ -41,21 +38,8 @@ const AROUND_DATA_BYTES: usize = 2048;
 pub(crate) struct NfsArgs {
     #[command(subcommand)]
     pub(crate) tool: Option<NfsTool>,
-    /// Folder to export, with options behind commas; repeatable
-    ///
-    /// ro: nothing can be changed. clients=CIDR: only these clients, repeatable. squash=root|all|none: whose requests are those
-    /// of the anonymous user [default: root]. anon=UID:GID: that user [default: 65534:65534]. manage-gids: groups are looked up
-    /// here, because a request has at most 16. names=async: changes of names and attributes are answered before they are on the
-    /// medium. secure: only from ports below 1024. exclusive: nothing but this server changes the folder, so attributes are kept.
-    #[arg(long = "export", value_name = "DIR[,OPTION...]", required = true)]
-    exports: Vec<ExportSpec>,
-    /// Folder of the keys that handles are verified with; clients that have mounted need them after a restart
-    /// [default: /var/lib/ksf/nfs; without root ksf/nfs below $XDG_STATE_HOME or ~/.local/state]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    state: Option<PathBuf>,
-    /// Threads that carry requests out; more than CPUs, because they wait for disks
-    #[arg(long, value_name = "N", default_value = "16", value_parser = number::<1, LANES_MAX>)]
-    lanes: u64,
+    #[command(flatten)]
+    files: FileServer,
     /// Register with the rpcbind of this machine, and unregister at the end: for clients that cannot be told a port
     #[arg(long)]
     rpcbind: bool,
@@ -81,21 +65,14 @@ impl NfsTool {
 
 impl NfsArgs {
     pub(crate) fn single(self) -> Single<NfsServer> {
-        let Self { tool: _, exports, state, lanes, rpcbind, server, process } = self;
-        let nfs = NfsServer { exports, folder: PathBuf::new(), state, lanes, rpcbind };
-        Single::new("nfs", nfs, server, process)
+        let Self { tool: _, files, rpcbind, server, process } = self;
+        Single::new("nfs", NfsServer { files, rpcbind }, server, process)
     }
 }
 
-/// What the table of a service says of an NFS server.
+/// What the table of a service says of an NFS server alone.
 #[derive(Debug, Deserialize)]
 struct NfsTable {
-    /// Folders with their options, relative to the file.
-    exports: Vec<ExportSpec>,
-    /// Folder of keys, relative to the file.
-    state: Option<PathBuf>,
-    /// Threads.
-    lanes: Option<Number<1, LANES_MAX>>,
     /// Whether to register with rpcbind.
     #[serde(default)]
     rpcbind: bool,
@@ -104,23 +81,14 @@ struct NfsTable {
 /// The NFS server.
 #[derive(Debug)]
 pub(crate) struct NfsServer {
-    exports: Vec<ExportSpec>,
-    /// Where relative paths begin.
-    folder: PathBuf,
-    state: Option<PathBuf>,
-    lanes: u64,
+    files: FileServer,
     rpcbind: bool,
 }
 
 impl ServiceKind for NfsServer {
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
-        let NfsTable { exports, state, lanes, rpcbind } = table.take()?;
-        if exports.is_empty() {
-            return Err(table.mistake("exports has no folder; write exports = [\"/srv/data\"]"));
-        }
-        let folder = table.folder().to_owned();
-        let state = state.map(|state| folder.join(state));
-        Ok(NfsServer { exports, folder, state, lanes: lanes.map_or(LANES, |number| number.0), rpcbind })
+        let NfsTable { rpcbind } = table.take()?;
+        Ok(NfsServer { files: FileServer::read(table)?, rpcbind })
     }
 
     fn port(&self) -> Option<u16> {
@@ -133,13 +101,9 @@ impl ServiceKind for NfsServer {
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let state = self.state.clone().map_or_else(|| default_state("nfs"), Ok)?;
         let message_bytes_max = launch.limits().message_bytes_max;
         let settings = Settings {
-            exports: self.exports.iter().map(|spec| spec.settings(&self.folder, true)).collect(),
-            state,
-            lanes: LaneOptions { threads: self.lanes as usize },
-            fs: FsOptions::default(),
+            files: self.files.settings("nfs", true)?,
             drc: DrcLimits::default(),
             transfer_bytes_max: transfer_bytes_max(message_bytes_max)?,
         };
@@ -149,32 +113,20 @@ impl ServiceKind for NfsServer {
         let mut running = launch.serve_on_shards(Arc::new(service))?.start(())?;
         let registration =
             self.rpcbind.then(|| register(&programs, running.listeners(), &[NFS_PROGRAM])).transpose()?;
-        let lines = self.lines(&running.name, &nfs, running.listeners());
-        running.ready.splice(0..0, lines);
-        if nfs.identities() == Identities::Own {
-            running.notes.push(own_identity_note(&running.name));
-        }
-        Ok(running.with_state(Serving { nfs: Some(nfs), registration }))
-    }
-}
-
-impl NfsServer {
-    /// A line for each export: how it is served, and how it is mounted.
-    fn lines(&self, name: &str, nfs: &Nfs, listeners: &[ListenerInfo]) -> Vec<String> {
-        let address = listeners.iter().find_map(|listener| match &listener.addr {
+        let address = running.listeners().iter().find_map(|listener| match &listener.addr {
             ListenAddr::Tcp(address) => Some(*address),
             _ => None,
         });
-        let line = |(export, spec): (ksf_nfs::ExportInfo<'_>, &ExportSpec)| {
-            let path = export.path.display();
-            let mount = address.map(|address| format!("; to mount it: {}", mount_line(address, export.path)));
-            let forgets = match export.handles {
+        let more = |export: &Export| {
+            let forgets = match export.handles() {
                 HandleSource::Kernel => "",
                 HandleSource::Table => " handles=until the server ends",
             };
-            format!("{name}: export {path} {}{forgets}{}", spec.words(), mount.unwrap_or_default())
+            let mount = address.map(|address| format!("; to mount it: {}", mount_line(address, export.path())));
+            format!("{forgets}{}", mount.unwrap_or_default())
         };
-        nfs.exports().zip(&self.exports).map(line).collect()
+        self.files.tell(&mut running, nfs.exports(), nfs.files().identities(), more);
+        Ok(running.with_state(Serving { nfs: Some(nfs), registration }))
     }
 }
 
@@ -199,15 +151,6 @@ fn transfer_bytes_max(message_bytes_max: usize) -> Result<u32, Failure> {
     Ok(u32::try_from(room).map_or(TRANSFER_BYTES_MAX, |room| room.min(TRANSFER_BYTES_MAX)))
 }
 
-/// Why a server does not open, with its status; the error says the remedy.
-fn explain(error: OpenError) -> Failure {
-    let status = match &error {
-        OpenError::Export(_) => Status::NoInput,
-        OpenError::Lanes(_) | OpenError::Thread(_) => Status::Os,
-    };
-    Failure::new(status, error.to_string())
-}
-
 /// What is kept while it serves.
 struct Serving {
     nfs: Option<Nfs>,
@@ -228,8 +171,7 @@ impl State for Serving {
     }
 
     fn stop(mut self: Box<Self>) -> io::Result<()> {
-        let Some(nfs) = self.nfs.take() else { return Ok(()) };
-        check_closed(nfs.close(Instant::now() + CLOSE_WITHIN))
+        self.nfs.take().map_or(Ok(()), |nfs| export::close(nfs.files()))
     }
 }
 
@@ -260,42 +202,21 @@ fn counters(nfs: &Nfs) -> Vec<Value> {
             add("replayed", "Of these with the reply to an earlier try.".to_owned(), counts.replayed);
         }
     }
-    let FsCounters {
-        descriptors,
-        open_files: _,
-        hits,
-        misses,
-        attr_hits,
-        evicted,
-        stale,
-        uncommitted_files,
-        settled,
-        write_back_failures,
-    } = nfs.fs_counters();
-    let lanes = nfs.lane_counters();
-    let drc = nfs.drc_sizes();
+    let (fs, drc) = (nfs.files().fs_counters(), nfs.drc_sizes());
     let more = [
         (
             "mounts",
             "Mounts that clients told of and did not take back, in a list of at most 1,024.",
             nfs.mounts() as u64,
         ),
-        ("descriptors", "Descriptors of files that are kept open now.", descriptors as u64),
-        ("descriptor_hits", "Requests that found a descriptor.", hits),
-        ("descriptor_misses", "Requests that had to open one.", misses),
-        ("attributes_known", "GETATTRs of exclusive exports that were answered without asking the kernel.", attr_hits),
-        ("descriptors_evicted", "Descriptors that were closed for others.", evicted),
-        ("handles_stale", "Handles of objects that were gone.", stale),
-        ("uncommitted_files", "Files with data that no client has committed yet.", uncommitted_files as u64),
-        ("settled", "Times that names or attributes were brought to the medium before an answer.", settled),
-        ("write_back_failures", "Times that data could not be brought to the medium.", write_back_failures),
-        ("lane_jobs_queued", "Requests that wait for a thread now.", lanes.queued_jobs as u64),
-        ("syncs_queued", "Requests that wait for a sync now.", lanes.queued_syncs as u64),
-        ("lane_jobs_panicked", "Requests that were given up because of a defect of ksf.", lanes.panicked),
+        ("uncommitted_files", "Files with data that no client has committed yet.", fs.uncommitted_files as u64),
+        ("settled", "Times that names or attributes were brought to the medium before an answer.", fs.settled),
+        ("write_back_failures", "Times that data could not be brought to the medium.", fs.write_back_failures),
         ("duplicates_kept", "Replies that are kept for a second try now, and requests under way.", drc.entries as u64),
         ("duplicates_kept_bytes", "Memory that these take.", drc.bytes as u64),
     ];
     values.extend(more.map(|(name, help, value)| Value::new(name, help, value)));
+    values.extend(export::counters(nfs.files()));
     values
 }
 

@@ -2,20 +2,18 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::server::ListenerInfo;
-use ksf_fs::{FsCounters, FsOptions, Identities, LaneOptions};
-use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, OpenError, Settings};
+use ksf_fs::Export;
+use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings};
 use serde::Deserialize;
 
-use super::export::{CLOSE_WITHIN, ExportSpec, LANES, LANES_MAX, check_closed, default_state, own_identity_note};
+use super::export::{self, FileServer, explain};
 use super::status::{Protocol, StatusArgs};
 use crate::number::{Number, number};
 use crate::output::{Failure, Status};
@@ -38,21 +36,8 @@ const FIDS_LIMIT: u64 = 1 << 20;
 pub(crate) struct NinepArgs {
     #[command(subcommand)]
     pub(crate) tool: Option<NinepTool>,
-    /// Folder to export, with options behind commas; repeatable
-    ///
-    /// ro: nothing can be changed. clients=CIDR: only these clients, repeatable. squash=root|all|none: whose requests are those
-    /// of the anonymous user [default: root]. anon=UID:GID: that user [default: 65534:65534]. names=sync: changes of names and
-    /// attributes are answered when they are on the medium; without it a client asks for that by fsync. secure: only from ports
-    /// below 1024. exclusive: nothing but this server changes the folder, so attributes are kept.
-    #[arg(long = "export", value_name = "DIR[,OPTION...]", required = true)]
-    exports: Vec<ExportSpec>,
-    /// Folder of the keys of the file layer
-    /// [default: /var/lib/ksf/9p; without root ksf/9p below $XDG_STATE_HOME or ~/.local/state]
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    state: Option<PathBuf>,
-    /// Threads that carry requests out; more than CPUs, because they wait for disks
-    #[arg(long, value_name = "N", default_value = "16", value_parser = number::<1, LANES_MAX>)]
-    lanes: u64,
+    #[command(flatten)]
+    files: FileServer,
     /// Fids that one connection may have; a client that caches names has one for each of them
     #[arg(long, value_name = "N", default_value = "4096", value_parser = number::<16, FIDS_LIMIT>)]
     fids_max: u64,
@@ -78,21 +63,14 @@ impl NinepTool {
 
 impl NinepArgs {
     pub(crate) fn single(self) -> Single<NinepServer> {
-        let Self { tool: _, exports, state, lanes, fids_max, server, process } = self;
-        let ninep = NinepServer { exports, folder: PathBuf::new(), state, lanes, fids_max };
-        Single::new("9p", ninep, server, process)
+        let Self { tool: _, files, fids_max, server, process } = self;
+        Single::new("9p", NinepServer { files, fids_max }, server, process)
     }
 }
 
-/// What the table of a service says of a 9P server.
+/// What the table of a service says of a 9P server alone.
 #[derive(Debug, Deserialize)]
 struct NinepTable {
-    /// Folders with their options, relative to the file.
-    exports: Vec<ExportSpec>,
-    /// Folder of keys, relative to the file.
-    state: Option<PathBuf>,
-    /// Threads.
-    lanes: Option<Number<1, LANES_MAX>>,
     /// Fids of one connection.
     fids_max: Option<Number<16, FIDS_LIMIT>>,
 }
@@ -100,24 +78,15 @@ struct NinepTable {
 /// The 9P server.
 #[derive(Debug)]
 pub(crate) struct NinepServer {
-    exports: Vec<ExportSpec>,
-    /// Where relative paths begin.
-    folder: PathBuf,
-    state: Option<PathBuf>,
-    lanes: u64,
+    files: FileServer,
     fids_max: u64,
 }
 
 impl ServiceKind for NinepServer {
     fn read(table: &mut Table<'_>) -> Result<Self, Mistake> {
-        let NinepTable { exports, state, lanes, fids_max } = table.take()?;
-        if exports.is_empty() {
-            return Err(table.mistake("exports has no folder; write exports = [\"/srv/data\"]"));
-        }
-        let folder = table.folder().to_owned();
-        let state = state.map(|state| folder.join(state));
-        let lanes = lanes.map_or(LANES, |number| number.0);
-        Ok(NinepServer { exports, folder, state, lanes, fids_max: fids_max.map_or(FIDS_MAX as u64, |number| number.0) })
+        let NinepTable { fids_max } = table.take()?;
+        let fids_max = fids_max.map_or(FIDS_MAX as u64, |number| number.0);
+        Ok(NinepServer { files: FileServer::read(table)?, fids_max })
     }
 
     fn port(&self) -> Option<u16> {
@@ -134,12 +103,8 @@ impl ServiceKind for NinepServer {
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let state = self.state.clone().map_or_else(|| default_state("9p"), Ok)?;
         let settings = Settings {
-            exports: self.exports.iter().map(|spec| spec.settings(&self.folder, false)).collect(),
-            state,
-            lanes: LaneOptions { threads: self.lanes as usize },
-            fs: FsOptions::default(),
+            files: self.files.settings("9p", false)?,
             msize_max: msize_max(launch.limits().message_bytes_max)?,
             fids_max: self.fids_max as usize,
         };
@@ -147,32 +112,20 @@ impl ServiceKind for NinepServer {
         let ninep = Ninep::open(settings).map_err(explain)?;
         let service = ninep.service(launch.name());
         let mut running = launch.serve_on_shards(Arc::new(service))?.start(())?;
-        let lines = self.lines(&running.name, &ninep, msize, running.listeners());
-        running.ready.splice(0..0, lines);
-        if ninep.identities() == Identities::Own {
-            running.notes.push(own_identity_note(&running.name));
-        }
+        let addresses: Vec<ListenAddr> = running.listeners().iter().map(|listener| listener.addr.clone()).collect();
+        let more = |export: &Export| {
+            let line = mount_line(&addresses, export.path(), msize);
+            line.map(|line| format!("; to mount it: {line}")).unwrap_or_default()
+        };
+        self.files.tell(&mut running, ninep.exports(), ninep.files().identities(), more);
         Ok(running.with_state(Serving(Some(ninep))))
     }
 }
 
-impl NinepServer {
-    /// A line for each export: how it is served, and how it is mounted.
-    fn lines(&self, name: &str, ninep: &Ninep, msize: u32, listeners: &[ListenerInfo]) -> Vec<String> {
-        let addresses: Vec<&ListenAddr> = listeners.iter().map(|listener| &listener.addr).collect();
-        let line = |(export, spec): (ksf_ninep::ExportInfo<'_>, &ExportSpec)| {
-            let path = export.path.display();
-            let mount = mount_line(&addresses, export.path, msize).map(|line| format!("; to mount it: {line}"));
-            format!("{name}: export {path} {}{}", spec.words(), mount.unwrap_or_default())
-        };
-        ninep.exports().zip(&self.exports).map(line).collect()
-    }
-}
-
 /// What a client types. Linux before 6.16 mounts by IPv4 and by Unix sockets only.
-fn mount_line(addresses: &[&ListenAddr], path: &Path, msize: u32) -> Option<String> {
+fn mount_line(addresses: &[ListenAddr], path: &Path, msize: u32) -> Option<String> {
     let rest = format!("version=9p2000.L,aname={},msize={msize},access=user", path.display());
-    let of_address = |address: &&ListenAddr| match address {
+    let of_address = |address: &ListenAddr| match address {
         ListenAddr::Tcp(SocketAddr::V4(address)) => {
             let host = if address.ip().is_unspecified() { "SERVER".to_owned() } else { address.ip().to_string() };
             Some(format!("mount -t 9p -o trans=tcp,port={},{rest} {host} /mnt", address.port()))
@@ -194,15 +147,6 @@ fn msize_max(message_bytes_max: usize) -> Result<u32, Failure> {
     }
 }
 
-/// Why a server does not open, with its status; the error says the remedy.
-fn explain(error: OpenError) -> Failure {
-    let status = match &error {
-        OpenError::Export(_) => Status::NoInput,
-        OpenError::Lanes(_) | OpenError::Thread(_) => Status::Os,
-    };
-    Failure::new(status, error.to_string())
-}
-
 /// What is kept while it serves.
 struct Serving(Option<Ninep>);
 
@@ -212,7 +156,7 @@ impl State for Serving {
     }
 
     fn stop(mut self: Box<Self>) -> io::Result<()> {
-        self.0.take().map_or(Ok(()), |ninep| check_closed(ninep.close(Instant::now() + CLOSE_WITHIN)))
+        self.0.take().map_or(Ok(()), |ninep| export::close(ninep.files()))
     }
 }
 
@@ -227,25 +171,9 @@ fn counters(ninep: &Ninep) -> Vec<Value> {
         add("failed", "Of these with Rlerror.".to_owned(), counts.failed);
         add("us", "Microseconds from request to answer, of all together.".to_owned(), counts.total_us);
     }
-    let FsCounters { descriptors, open_files, hits, misses, attr_hits, evicted, stale, .. } = ninep.fs_counters();
-    let lanes = ninep.lane_counters();
-    let more = [
-        (
-            "descriptors",
-            "Descriptors that are kept between requests now, without those of open fids.",
-            descriptors as u64,
-        ),
-        ("open_files", "Files and directories that fids have open now.", open_files as u64),
-        ("descriptor_hits", "Requests that found a descriptor.", hits),
-        ("descriptor_misses", "Requests that had to open one.", misses),
-        ("attributes_known", "Tgetattrs of exclusive exports that were answered without asking the kernel.", attr_hits),
-        ("descriptors_evicted", "Descriptors that were closed for others.", evicted),
-        ("handles_stale", "Requests for objects that were gone.", stale),
-        ("lane_jobs_queued", "Requests that wait for a thread now.", lanes.queued_jobs as u64),
-        ("syncs_queued", "Requests that wait for a sync now.", lanes.queued_syncs as u64),
-        ("lane_jobs_panicked", "Requests that were given up because of a defect of ksf.", lanes.panicked),
-    ];
-    values.extend(more.map(|(name, help, value)| Value::new(name, help, value)));
+    let open = ninep.files().fs_counters().open_files as u64;
+    values.push(Value::new("open_files", "Files and directories that fids have open now.", open));
+    values.extend(export::counters(ninep.files()));
     values
 }
 
@@ -256,7 +184,7 @@ mod tests {
     #[test]
     fn the_line_to_mount_is_one_that_can_be_typed() {
         let tcp = |address: &str| ListenAddr::Tcp(address.parse().unwrap());
-        let unix = ListenAddr::Unix(PathBuf::from("/run/9p.sock"));
+        let unix = ListenAddr::Unix("/run/9p.sock".into());
         let rest = "version=9p2000.L,aname=/srv/a,msize=65536,access=user";
         for (addresses, wanted) in [
             (vec![tcp("127.0.0.1:5640")], Some(format!("trans=tcp,port=5640,{rest} 127.0.0.1 /mnt"))),
@@ -264,7 +192,7 @@ mod tests {
             (vec![tcp("[::1]:7"), unix], Some(format!("trans=unix,{rest} /run/9p.sock /mnt"))),
             (vec![tcp("[::1]:7")], None),
         ] {
-            let line = mount_line(&addresses.iter().collect::<Vec<_>>(), Path::new("/srv/a"), 65_536);
+            let line = mount_line(&addresses, Path::new("/srv/a"), 65_536);
             assert_eq!(line, wanted.map(|wanted| format!("mount -t 9p -o {wanted}")));
         }
     }
