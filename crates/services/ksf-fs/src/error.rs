@@ -109,6 +109,44 @@ impl From<Errno> for FsError {
     }
 }
 
+impl From<FsError> for Errno {
+    fn from(error: FsError) -> Self {
+        // The kernel's own number, where it has given one for this.
+        if error.errno > 0 { Errno::from_raw_os_error(error.errno) } else { error.kind.into() }
+    }
+}
+
+impl From<ErrorKind> for Errno {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::NotPermitted => Errno::PERM,
+            ErrorKind::NotFound => Errno::NOENT,
+            ErrorKind::Io => Errno::IO,
+            ErrorKind::NoDevice => Errno::NXIO,
+            ErrorKind::Access => Errno::ACCESS,
+            ErrorKind::Exists => Errno::EXIST,
+            // A mount inside of an export is not crossed.
+            ErrorKind::CrossesDevice | ErrorKind::MountPoint => Errno::XDEV,
+            ErrorKind::NotDirectory => Errno::NOTDIR,
+            ErrorKind::IsDirectory => Errno::ISDIR,
+            ErrorKind::Invalid | ErrorKind::WrongType | ErrorKind::BadCookie | ErrorKind::NotSync => Errno::INVAL,
+            ErrorKind::TooBig => Errno::FBIG,
+            ErrorKind::NoSpace => Errno::NOSPC,
+            ErrorKind::ReadOnly => Errno::ROFS,
+            ErrorKind::TooManyLinks => Errno::MLINK,
+            ErrorKind::NameTooLong => Errno::NAMETOOLONG,
+            ErrorKind::NotEmpty => Errno::NOTEMPTY,
+            ErrorKind::Quota => Errno::DQUOT,
+            ErrorKind::Stale | ErrorKind::BadHandle => Errno::STALE,
+            ErrorKind::NotSupported => Errno::OPNOTSUPP,
+            ErrorKind::BadMode => Errno::BADF,
+            ErrorKind::TryLater => Errno::AGAIN,
+            ErrorKind::Symlink => Errno::LOOP,
+            ErrorKind::Busy => Errno::BUSY,
+        }
+    }
+}
+
 fn kind_of(errno: Errno) -> ErrorKind {
     match errno {
         Errno::PERM => ErrorKind::NotPermitted,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ksf_fs::{Credential, Handle, OpenFile, XATTR_BYTES_MAX, XattrHow};
 
-use crate::errno::Errno;
+use rustix::io::Errno;
 
 /// Memory that a fid takes, about: the handles of an object and its folder, and a name.
 pub(crate) const FID_BYTES: usize = 512;

@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 mod counters;
-mod errno;
 mod fids;
 mod server;
 mod service;

@@ -16,12 +16,12 @@ use ksf_proto::p9::{
     UNLINK_DIRECTORY, VERSION, open_flag,
 };
 
-use crate::errno::Errno;
 use crate::fids::{Change, FID_BYTES, Node, Removed};
 use crate::server::{Core, MSIZE_MIN};
 use crate::session::Session;
 use crate::wire::{how_of, lock_kind_of, set_attr_of, stat_of};
 use crate::work::{Answer, Done, Work, put_error};
+use rustix::io::Errno;
 
 /// Length in front of a message, which counts itself.
 const SIZE: LengthPrefix = LengthPrefix { offset: 0, width: 4, endian: Endian::Little, adjust: 0, strip: false };
@@ -95,7 +95,7 @@ impl Service for NinepService {
             _ if session.msize == 0 => Err(Errno::PROTO),
             _ if message.bytes().len() > session.msize as usize => Err(Errno::MSGSIZE),
             Ok((_, request)) => Ok(request),
-            Err(P9Error::Kind { .. }) => Err(Errno::NOTSUP),
+            Err(P9Error::Kind { .. }) => Err(Errno::OPNOTSUPP),
             Err(_) => Err(Errno::PROTO),
         };
         let next = request.and_then(|request| {
@@ -430,7 +430,7 @@ impl NinepService {
             }
         };
         if !exported.admits(session.sender) {
-            return Err(Errno::ACCES);
+            return Err(Errno::ACCESS);
         }
         let uid = match n_uname {
             NO_UID => std::str::from_utf8(uname).ok().and_then(|name| name.parse().ok()),

@@ -3,7 +3,7 @@
 use ksf_fs::{Attr, Entry, FileType, FsStat, LockKind, OpenHow, SetAttr, SetTime, Stable, Time};
 use ksf_proto::p9::{DirEntry, Qid, STAT_BASIC, SetStat, Stat, StatFs, open_flag, qid_kind, set_bit};
 
-use crate::errno::Errno;
+use rustix::io::Errno;
 
 /// What statfs(2) says of 9P (V9FS_MAGIC).
 const FILE_SYSTEM_KIND: u32 = 0x0102_1997;

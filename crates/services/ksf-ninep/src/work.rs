@@ -9,9 +9,9 @@ use ksf_fs::{
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
-use crate::errno::Errno;
 use crate::fids::{Change, FidId, Node, Place, Setting};
 use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
+use rustix::io::Errno;
 
 /// A name in a folder.
 pub(crate) type Name = Box<[u8]>;
@@ -545,7 +545,7 @@ fn found_at<'a>(fs: &Fs, lane: &mut Lane, node: &'a Node) -> Result<(&'a Place, 
 /// A whole Rlerror.
 pub(crate) fn put_error(tag: u16, errno: Errno, out: &mut Vec<u8>) {
     let start = out.len();
-    if (Reply::Lerror { ecode: errno.0 }).put(tag, out).is_err() {
+    if (Reply::Lerror { ecode: errno.raw_os_error() as u32 }).put(tag, out).is_err() {
         // It always fits.
         out.truncate(start);
     }
