@@ -1,43 +1,30 @@
 //! A server in this process, and a client that speaks NFSv3 word by word.
 
+mod place;
+
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
+use ksf_fs::ExportOptions;
 use ksf_nfs::drc::DrcLimits;
-use ksf_nfs::{Clients, ExportSettings, Nfs, Settings, TRANSFER_BYTES_MAX};
+use ksf_nfs::{ExportSettings, Nfs, Settings, TRANSFER_BYTES_MAX};
 use ksf_proto::oncrpc::record::put_record;
 use ksf_proto::oncrpc::{
     Accepted, CallHeader, MOUNT_PROGRAM, NFS_PROGRAM, OpaqueAuth, Reply, ReplyStatus, auth_sys_body, flavor,
 };
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::read_record;
-use ksf_test::{Folder, stream};
+use ksf_test::stream;
+
+pub(crate) use place::{Place, server};
 
 pub(crate) const OK: u32 = 0;
 
-/// Exports in a folder of a test, with the keys beside them.
-pub(crate) struct Place {
-    folder: Folder,
-}
-
 impl Place {
-    pub(crate) fn new() -> Self {
-        let place = Self { folder: Folder::new() };
-        std::fs::create_dir(place.path("")).unwrap();
-        place
-    }
-
-    /// A path in the export.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        let export = self.folder.path("export");
-        if name.is_empty() { export } else { export.join(name) }
-    }
-
     /// The export that calls are carried out in as they are.
     pub(crate) fn export(&self) -> ExportSettings {
         self.export_with(false)
@@ -45,15 +32,7 @@ impl Place {
 
     /// The same; `exclusive`: nothing but the server changes it.
     pub(crate) fn export_with(&self, exclusive: bool) -> ExportSettings {
-        let options = ExportOptions { squash: Squash::None, exclusive, ..ExportOptions::default() };
-        ExportSettings { path: self.path(""), options, clients: Clients::default(), secure: false }
-    }
-
-    /// Another folder beside the export.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
-        let path = self.folder.path(name);
-        std::fs::create_dir(&path).unwrap();
-        path
+        self.export_as(ExportOptions { exclusive, ..ExportOptions::default() })
     }
 
     pub(crate) fn serve(&self) -> Serving {
@@ -61,21 +40,12 @@ impl Place {
     }
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
-        let settings = Settings {
-            files: FileSettings {
-                exports,
-                state: self.folder.path("state"),
-                lanes: LaneOptions { threads: 4 },
-                fs: FsOptions::default(),
-            },
-            drc: DrcLimits::default(),
-            transfer_bytes_max: TRANSFER_BYTES_MAX,
-        };
+        let settings =
+            Settings { files: self.files(exports), drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
         let nfs = Nfs::open(settings).unwrap();
         let service = Arc::new(nfs.service("nfs").unwrap());
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = Server::builder()
-            .engine(engine)
+        let server = server(engine)
             .listen(ListenAddr::Tcp(any), Arc::clone(&service), None)
             .listen(ListenAddr::Udp(any), service, None)
             .start()

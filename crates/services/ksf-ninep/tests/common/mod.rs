@@ -1,17 +1,21 @@
 //! A server in this process, and a client that speaks 9P2000.L message by message.
 
+#[path = "../../../ksf-nfs/tests/common/place.rs"]
+mod place;
+
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
-use ksf_ninep::{Clients, ExportSettings, MSIZE_MAX, Ninep, Settings};
+use ksf_fs::ExportOptions;
+use ksf_ninep::{ExportSettings, MSIZE_MAX, Ninep, Settings};
 use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
-use ksf_test::{Folder, stream};
+use ksf_test::stream;
+
+pub(crate) use place::{Place, server};
 
 /// Fids of a connection in these tests.
 pub(crate) const FIDS_MAX: usize = 64;
@@ -19,35 +23,10 @@ pub(crate) const FIDS_MAX: usize = 64;
 /// The fid of the root in [`Client::attached`].
 pub(crate) const ROOT: u32 = 0;
 
-/// An export in a folder of a test, with the keys beside it.
-pub(crate) struct Place {
-    folder: Folder,
-}
-
 impl Place {
-    pub(crate) fn new() -> Self {
-        let place = Self { folder: Folder::new() };
-        std::fs::create_dir(place.path("")).unwrap();
-        place
-    }
-
-    /// A path in the export.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        let export = self.folder.path("export");
-        if name.is_empty() { export } else { export.join(name) }
-    }
-
     /// The export, with all users who they say.
     pub(crate) fn export(&self) -> ExportSettings {
-        let options = ExportOptions { squash: Squash::None, sync_names: false, ..ExportOptions::default() };
-        ExportSettings { path: self.path(""), options, clients: Clients::default(), secure: false }
-    }
-
-    /// Another folder beside the export.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
-        let path = self.folder.path(name);
-        std::fs::create_dir(&path).unwrap();
-        path
+        self.export_as(ExportOptions { sync_names: false, ..ExportOptions::default() })
     }
 
     pub(crate) fn serve(&self) -> Serving {
@@ -55,20 +34,11 @@ impl Place {
     }
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
-        let settings = Settings {
-            files: FileSettings {
-                exports,
-                state: self.folder.path("state"),
-                lanes: LaneOptions { threads: 4 },
-                fs: FsOptions::default(),
-            },
-            msize_max: MSIZE_MAX,
-            fids_max: FIDS_MAX,
-        };
+        let settings = Settings { files: self.files(exports), msize_max: MSIZE_MAX, fids_max: FIDS_MAX };
         let ninep = Ninep::open(settings).unwrap();
         let service = Arc::new(ninep.service("9p"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = Server::builder().engine(engine).listen(ListenAddr::Tcp(any), service, None).start().unwrap();
+        let server = server(engine).listen(ListenAddr::Tcp(any), service, None).start().unwrap();
         Serving { server, ninep }
     }
 }
