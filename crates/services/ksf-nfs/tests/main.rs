@@ -3,6 +3,7 @@
 mod coherence;
 mod common;
 mod large_folder;
+mod local_user;
 mod media;
 mod procedures;
 mod server;

@@ -1,14 +1,16 @@
 //! A medium that is full, read-only, broken or stopped: a small ext4 on a loop device, in a mount namespace of the test.
 //!
-//! Quotas are not tried: they take a kernel with a format of them (CONFIG_QFMT_V2), which is no part of every kernel.
+//! The quota is one of btrfs, for a subvolume: those of ext4 and xfs for a user take a kernel with CONFIG_QFMT_V2 or
+//! CONFIG_XFS_QUOTA, which few have that run tests. All three fail with EDQUOT.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
+use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_nfs::ExportSettings;
 use ksf_proto::oncrpc::NFS_PROGRAM;
@@ -20,6 +22,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 const IO: u32 = 5;
 const NOSPC: u32 = 28;
 const ROFS: u32 = 30;
+const DQUOT: u32 = 69;
 
 const UNSTABLE: u32 = 0;
 const FILE_SYNC: u32 = 2;
@@ -172,6 +175,130 @@ impl Client {
         // Its inode may be the only free one.
         made(&self.done(8, &[named(root, "kept"), words(&[0]), mode(0o644)].concat()))
     }
+}
+
+/// Mounts a new file system of 512 MiB, which takes the memory of what is written; `None`: the test is skipped, because there is no
+/// program to make it or no such file system in the kernel.
+fn other_disk(kind: &str) -> Option<Disk> {
+    let mkfs = program_or_skip(&format!("mkfs.{kind}"))?;
+    if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.trim() == kind) {
+        skip(format_args!("needs a kernel with {kind}"));
+        return None;
+    }
+    let image = format!("/run/{kind}");
+    File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    succeeds(&[mkfs.to_str().unwrap(), "-q", &image]);
+    fs::create_dir_all(DISK).unwrap();
+    let disk = Disk { image };
+    disk.mount();
+    Some(disk)
+}
+
+/// Cookies of listings, handles and the numbers of inodes are those of the file system: each has others.
+fn is_served(kind: &str) {
+    with_mounts(|| {
+        let Some(disk) = other_disk(kind) else { return };
+        let place = Place::new();
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let wanted: BTreeSet<String> =
+            (0..1000).map(|number| format!("{number}-{}", "n".repeat(number % 200))).collect();
+        let folder = made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
+        for name in &wanted {
+            assert_eq!(create(&mut client, &folder, name), OK);
+        }
+        let file = client.create(&root, "file");
+        write(&mut client, &file, 1 << 40, FILE_SYNC, b"far").unwrap();
+        write(&mut client, &file, 0, UNSTABLE, b"text").unwrap();
+        commit(&mut client, &file).unwrap();
+        client.done(14, &[named(&root, "file"), named(&folder, "moved")].concat());
+        client.done(15, &[handle(&file), named(&root, "link")].concat());
+        let attr = client.done(1, &handle(&file));
+        serving.stop();
+        disk.mount_again();
+        // Handles lead to the same objects after the file system was mounted again.
+        let serving = serve(&place);
+        let mut client = serving.client();
+        assert_eq!(client.mnt(&data("")).unwrap(), root);
+        assert_eq!(client.lookup(&root, "link"), file);
+        assert_eq!(client.done(1, &handle(&file))[20..][..8], attr[20..][..8], "the size");
+        assert_eq!(read(&mut client, &file, 4), b"text");
+        let mut listed = BTreeSet::new();
+        let mut from = [0; 16];
+        loop {
+            let args = [handle(&folder), from.to_vec(), words(&[4096])].concat();
+            let rest = client.done(16, &args);
+            let mut r = XdrReader::new(&rest);
+            Attr::read_option(&mut r).unwrap();
+            from[8..].copy_from_slice(&r.u64().unwrap().to_be_bytes());
+            while r.bool().unwrap() {
+                r.u64().unwrap();
+                let name = String::from_utf8(r.opaque(255).unwrap().to_vec()).unwrap();
+                from[..8].copy_from_slice(&r.u64().unwrap().to_be_bytes());
+                assert!(name == "." || name == ".." || listed.insert(name), "an entry comes twice");
+            }
+            if r.bool().unwrap() {
+                break;
+            }
+        }
+        assert!(listed.remove("moved") && listed == wanted);
+        serving.stop();
+        succeeds(&["umount", DISK]);
+    });
+}
+
+#[test]
+fn an_xfs_is_served() {
+    is_served("xfs");
+}
+
+#[test]
+fn a_btrfs_is_served() {
+    is_served("btrfs");
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_told_and_others_go_on() {
+    with_mounts(|| {
+        let Some(_disk) = other_disk("btrfs") else { return };
+        let Some(_) = program_or_skip("btrfs") else { return };
+        for folder in ["export", "other"] {
+            succeeds(&["btrfs", "subvolume", "create", &format!("{DISK}/{folder}")]);
+        }
+        succeeds(&["btrfs", "quota", "enable", DISK]);
+        succeeds(&["btrfs", "qgroup", "limit", "8M", &format!("{DISK}/export")]);
+        let place = Place::new();
+        let other = Path::new(DISK).join("other");
+        let exports = [data(""), other.clone()].map(|path| ExportSettings { path, ..place.export() });
+        let serving = place.serve_all(EngineKind::Epoll, exports.into());
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let file = client.create(&root, "file");
+        let (_, verifier) = write(&mut client, &file, 0, FILE_SYNC, &[b'a'; BLOCK]).unwrap();
+        let mut end = BLOCK as u64;
+        let status = loop {
+            assert!(end < 64 << 20, "the quota has no end");
+            match write(&mut client, &file, end, UNSTABLE, &[b'l'; 64 * BLOCK]) {
+                Ok((count, _)) => end += u64::from(count),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!((status, end > 4 << 20), (DQUOT, true), "{end} bytes");
+        // Names take room, too.
+        let mut statuses = (0..10_000).map(|number| create(&mut client, &root, &format!("{number}")));
+        assert_eq!(statuses.find(|status| *status != OK), Some(DQUOT));
+        // What was accepted is kept.
+        assert_eq!(commit(&mut client, &file), Ok(verifier));
+        assert_eq!(read(&mut client, &file, 2), b"aa");
+        // There is room on the disk, for others.
+        let others = client.mnt(&other).unwrap();
+        let free = client.create(&others, "free");
+        for block in 0..256 {
+            write(&mut client, &free, block * 16 * BLOCK as u64, FILE_SYNC, &[b'o'; 16 * BLOCK]).unwrap();
+        }
+        serving.stop();
+    });
 }
 
 /// Blocks of one file fail when they are written, as on a thin volume that has no more room, and nothing else does: the first
