@@ -120,6 +120,7 @@ pub(super) fn counters(files: &Files) -> impl Iterator<Item = Value> {
             "Attributes of exclusive exports that were answered without asking the kernel.",
             fs.attr_hits,
         ),
+        ("answered_at_once", "Requests that were answered without a thread that may block.", fs.warm),
         ("descriptors_evicted", "Descriptors that were closed for others.", fs.evicted),
         ("handles_stale", "Requests for objects that were gone.", fs.stale),
         ("lane_jobs_queued", "Requests that wait for a thread now.", lanes.queued_jobs as u64),
