@@ -7,11 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use crate::common::{Served, kind, on_lane, root};
 use ksf_fs::{
     Credential, ErrorKind, ExportOptions, Fs, FsOptions, Lane, LockKind, LockRange, OpenFile, OpenHow, Owed, SetAttr,
-    Squash, Stable,
+    SetTime, Squash, Stable, Time,
 };
 use ksf_test::root_or_skip;
 
 const WRITE: OpenHow = OpenHow { read: false, write: true, ..OpenHow::READ };
+const TIME: Time = Time { seconds: 1_000_000_000, nanos: 5 };
 const BOTH: OpenHow = OpenHow { write: true, ..OpenHow::READ };
 
 fn read(fs: &Fs, lane: &Lane, file: &OpenFile, offset: u64) -> Vec<u8> {
@@ -32,9 +33,10 @@ fn an_open_file_stays_usable_when_its_name_and_its_rights_are_gone() {
         assert_eq!(served.fs.write_open(lane, &file, 3, b"abc").unwrap(), 3);
         assert_eq!(read(&served.fs, lane, &file, 0), b"\0\0\0abc");
         assert_eq!(read(&served.fs, lane, &file, u64::MAX), b"");
-        served.fs.resize_open(lane, &file, 4).unwrap();
+        let to = SetAttr { size: Some(4), mode: Some(0o640), mtime: Some(SetTime::To(TIME)), ..SetAttr::default() };
+        served.fs.setattr_open(lane, &root(), &file, &to).unwrap();
         let attr = served.fs.attr_open(lane, &file).unwrap();
-        assert_eq!((attr.size, attr.nlink), (4, 0));
+        assert_eq!((attr.size, attr.nlink, attr.mode, attr.mtime), (4, 0, 0o640, TIME));
         assert_eq!(kind(served.fs.getattr(lane, &found.handle)), ErrorKind::Stale);
         served.fs.settle_owed(lane, &Owed::sync(file.clone(), true)).unwrap();
         served.fs.settle_owed(lane, &Owed::sync(file, false)).unwrap();
@@ -50,7 +52,8 @@ fn a_file_is_used_only_for_what_it_was_opened_for() {
         let (reads, writes) = (open(OpenHow::READ), open(WRITE));
         let appends = open(OpenHow { append: true, ..WRITE });
         assert_eq!(kind(served.fs.write_open(lane, &reads, 0, b"x")), ErrorKind::BadMode);
-        assert_eq!(kind(served.fs.resize_open(lane, &reads, 0)), ErrorKind::BadMode);
+        let size = SetAttr { size: Some(0), ..SetAttr::default() };
+        served.fs.setattr_open(lane, &root(), &reads, &size).expect("the caller may write the file");
         assert_eq!(kind(served.fs.read_open(lane, &writes, 0, &mut [0])), ErrorKind::BadMode);
         assert_eq!(kind(served.fs.write_open(lane, &writes, i64::MAX as u64, b"x")), ErrorKind::TooBig);
         assert_eq!(kind(served.fs.list_open(lane, &reads, 0, &mut |_| true)), ErrorKind::NotDirectory);

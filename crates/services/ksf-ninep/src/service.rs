@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, WARM_READ_BYTES_MAX};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, SetAttr, WARM_READ_BYTES_MAX};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -142,10 +142,14 @@ impl Service for NinepService {
             return;
         }
         // What has no name any more is known by what is open of it, under whichever fid.
-        if let (Some(node), Answer::Error(Errno::STALE)) = (unnamed, &answer)
+        if let (Some((node, to)), Answer::Error(Errno::STALE)) = (unnamed, &answer)
             && let Some(file) = session.fids.open_of(&node.handle)
         {
-            let work = Work::Getattr { node, open: Some(file.clone()) };
+            let open = Some(file.clone());
+            let work = match to {
+                Some(to) => Work::Setattr { node, open, to },
+                None => Work::Getattr { node, open },
+            };
             let core = Arc::clone(&self.core);
             let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
             return job.submit(&self.lanes, work);
@@ -473,8 +477,8 @@ struct Ended {
     session: u64,
     started: Instant,
     done: Done,
-    /// What a Tgetattr asked for by its handle.
-    unnamed: Option<Arc<Node>>,
+    /// What was asked for or changed by its handle.
+    unnamed: Option<(Arc<Node>, Option<SetAttr>)>,
 }
 
 impl Job {
@@ -490,10 +494,7 @@ impl Job {
             Work::Fsync { file, data_only } => (Some(Owed::sync(file.clone(), *data_only)), None),
             work => (None, work.undo()),
         };
-        let unnamed = match &work {
-            Work::Getattr { node, open: None } => Some(Arc::clone(node)),
-            _ => None,
-        };
+        let unnamed = work.by_handle();
         let (done, owed) = lane.owing(|lane| work.run(&fs, lane, self.tag));
         lane.settle(&fs, synced.unwrap_or(owed), size_of::<Self>(), move |_, settled| match settled {
             Ok(()) => self.end_with(done, unnamed),
@@ -505,7 +506,7 @@ impl Job {
         self.end_with(done, None);
     }
 
-    fn end_with(self, done: Done, unnamed: Option<Arc<Node>>) {
+    fn end_with(self, done: Done, unnamed: Option<(Arc<Node>, Option<SetAttr>)>) {
         let Self { core: _, way, kind, tag, session, started } = self;
         way.resume(Ended { kind, tag, session, started, done, unnamed });
     }

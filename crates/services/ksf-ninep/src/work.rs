@@ -245,6 +245,15 @@ impl Work {
         size_of::<Self>() + more
     }
 
+    /// What asks for attributes by a handle, or changes them, may do so by what is open of the object: with what it changes.
+    pub(crate) fn by_handle(&self) -> Option<(Arc<Node>, Option<SetAttr>)> {
+        match self {
+            Self::Getattr { node, open: None } => Some((Arc::clone(node), None)),
+            Self::Setattr { node, open: None, to } => Some((Arc::clone(node), Some(*to))),
+            _ => None,
+        }
+    }
+
     /// What becomes of its fid if it fails.
     pub(crate) fn undo(&self) -> Option<Change> {
         match self {
@@ -348,7 +357,10 @@ impl Work {
                 plain(Reply::Write { count: count as u32 })
             }
             Self::Setattr { node, open, to } => {
-                set_attr(fs, lane, &node, open.as_ref(), to)?;
+                match &open {
+                    Some(file) => fs.setattr_open(lane, &node.caller, file, &to)?,
+                    None => fs.setattr(lane, &node.caller, &node.handle, &to, None).result?,
+                }
                 plain(Reply::Setattr {})
             }
             Self::Mkdir { dir, name, mode, gid } => {
@@ -490,19 +502,6 @@ fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usi
     })?;
     // No entry at all would be the end of the folder.
     if data.is_empty() && !has_room { Err(Errno::INVAL) } else { Ok(data) }
-}
-
-fn set_attr(fs: &Fs, lane: &mut Lane, node: &Node, open: Option<&OpenFile>, mut to: SetAttr) -> Result<(), FsError> {
-    // As ftruncate(2): what is open for writing has the right to it, whatever its mode, and it may have no name any more.
-    if let (Some(file), Some(size)) = (open, to.size)
-        && fs.resize_open(lane, file, size).is_ok()
-    {
-        to.size = None;
-        if to == SetAttr::default() {
-            return Ok(());
-        }
-    }
-    fs.setattr(lane, &node.caller, &node.handle, &to, None).result
 }
 
 fn set_xattr(fs: &Fs, lane: &mut Lane, setting: &Setting) -> Result<(), Errno> {

@@ -300,12 +300,38 @@ fn open_files_stay_usable_when_they_are_removed() {
         let stat = client.stat(fid).unwrap();
         assert_eq!((stat.size, stat.nlink), (8, 0), "fid {fid}");
     }
-    let resize = |fid| Request::Setattr { fid, to: SetStat { valid: 0x8, size: 3, ..SetStat::default() } };
-    client.does(resize(2)).unwrap();
+    let set = |client: &mut Client, fid, to| client.does(Request::Setattr { fid, to });
+    let size = SetStat { valid: 0x8, size: 3, ..SetStat::default() };
+    set(&mut client, 2, size).unwrap();
     assert_eq!(client.read(2, 0, 100).unwrap(), b"con");
+    // By the fid that is open, and by the one that was walked to: Linux' client takes either.
+    for (fid, mode, seconds) in [(2, 0o640, 1_000_000_000), (1, 0o604, 1_100_000_000), (3, 0o711, 1_200_000_000)] {
+        let times =
+            SetStat { atime_seconds: seconds + 1, mtime_seconds: seconds, mtime_nanos: 5, ..SetStat::default() };
+        set(&mut client, fid, SetStat { valid: 0x1 | 0x10 | 0x20 | 0x80 | 0x100, mode, ..times }).unwrap();
+        let stat = client.stat(fid).unwrap();
+        assert_eq!((stat.mode & 0o7777, stat.nlink), (mode, 0), "fid {fid}");
+        assert_eq!((stat.atime_seconds, stat.mtime_seconds, stat.mtime_nanos), (seconds + 1, seconds, 5), "fid {fid}");
+        if is_root() {
+            set(&mut client, fid, SetStat { valid: 0x6, uid: USER, gid: 7, ..SetStat::default() }).unwrap();
+            let stat = client.stat(fid).unwrap();
+            assert_eq!((stat.uid, stat.gid), (USER, 7), "fid {fid}");
+        }
+    }
+    assert_eq!(set(&mut client, 2, SetStat { valid: 0x8, size: u64::MAX, ..size }), Err(libc::EFBIG));
+    if is_root() {
+        // What is open is its owner's to change, and nobody else's.
+        let mut other = serving.user(USER + 1);
+        fs::write(place.path("of root"), "").unwrap();
+        other.open(1, "of root", 0).unwrap();
+        fs::remove_file(place.path("of root")).unwrap();
+        let mode = SetStat { valid: 0x1, mode: 0o777, ..SetStat::default() };
+        assert_eq!(set(&mut other, 1, mode), Err(libc::EPERM));
+    }
     client.list(3, 0, 4096).unwrap_or_default();
     client.clunk(2).unwrap();
     assert_eq!(client.stat(1), Err(libc::ESTALE), "nothing is open of it");
+    assert_eq!(set(&mut client, 1, size), Err(libc::ESTALE), "nothing is open of it");
     client.clunk(1).unwrap();
     client.clunk(3).unwrap();
     serving.stop();

@@ -13,7 +13,7 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, Node, WRITE_BIT, permit, process_name};
+use crate::layer::{Fs, WRITE_BIT, permit, process_name};
 
 impl Fs {
     /// Changes attributes: first the size, then owner and group, permissions, times. `guard`: only if this is the ctime
@@ -35,7 +35,7 @@ impl Fs {
         };
         let result = match guard {
             Some(ctime) if ctime != node.attr.ctime => Err(ErrorKind::NotSync.into()),
-            _ => self.set(lane, credential, handle, &node, to),
+            _ => self.set(lane, credential, handle, (&node.descriptor, node.attr.file_type), to),
         };
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = self.before(&order, handle, &node.attr);
@@ -44,17 +44,18 @@ impl Fs {
         Changed { wcc: Wcc { before, after }, result }
     }
 
-    fn set(
+    /// Changes attributes of an object by a descriptor of it.
+    pub(super) fn set(
         &self,
         lane: &mut Lane,
         credential: &Credential,
         handle: &Handle,
-        node: &Node,
+        (object, file_type): (&OwnedFd, FileType),
         to: &SetAttr,
     ) -> Result<(), FsError> {
         let call = self.begin(lane, credential, handle, true)?;
         check(to)?;
-        if to.mode.is_some() && node.attr.file_type == FileType::Symlink {
+        if to.mode.is_some() && file_type == FileType::Symlink {
             return Err(ErrorKind::NotSupported.into());
         }
         let resized = match to.size {
@@ -66,11 +67,11 @@ impl Fs {
                 permit(file, WRITE_BIT, &call.caller)?;
                 rustix::fs::ftruncate(file, *size)?;
             }
-            set_owner(&node.descriptor, to)?;
+            set_owner(object, to)?;
             if let Some(mode) = to.mode {
-                self.set_mode(&node.descriptor, mode)?;
+                self.set_mode(object, mode)?;
             }
-            set_times(&node.descriptor, to)
+            set_times(object, to)
         };
         Ok(lane.as_caller(&call.caller, change)??)
     }

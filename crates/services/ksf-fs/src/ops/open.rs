@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
 use rustix::io::Errno;
 
+use super::change::check;
 use super::content::{read_whole, write_whole};
 use super::list::each_entry;
 use super::make::{Place, TRIES};
@@ -277,20 +278,27 @@ impl Fs {
         Ok(lane.as_caller(&opened.caller, || write_whole(&opened.file, offset, data))??)
     }
 
-    /// Changes the length of a file that is open for writing.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::BadMode`]: it is not open for writing. [`ErrorKind::TooBig`].
-    pub fn resize_open(&self, lane: &mut Lane, OpenFile(opened): &OpenFile, size: u64) -> Result<(), FsError> {
-        if !opened.how.write {
-            return Err(ErrorKind::BadMode.into());
+    /// Changes attributes as [`Fs::setattr`] does, also of what has lost its last name. The length of a file that is open for writing
+    /// is changed by the right of whoever opened it, as with ftruncate(2); all else is the caller's right, and so is another length.
+    pub fn setattr_open(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        file: &OpenFile,
+        to: &SetAttr,
+    ) -> Result<(), FsError> {
+        let OpenFile(opened) = file;
+        check(to)?;
+        let order = self.lock(&opened.handle);
+        let mut rest = *to;
+        if opened.how.write
+            && let Some(size) = rest.size.take()
+        {
+            lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??;
         }
-        if size > FILE_SIZE_MAX {
-            return Err(ErrorKind::TooBig.into());
-        }
-        let _changing = self.attrs.changing(&opened.handle);
-        Ok(lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??)
+        self.set(lane, credential, &opened.handle, (&opened.file, opened.file_type), &rest)?;
+        drop(order);
+        self.owe_names(lane, &opened.handle)
     }
 
     /// The attributes of what is open.
