@@ -1,5 +1,6 @@
 //! The tests of this crate, in one executable: each file is a module.
 
 mod common;
+mod large_folder;
 mod messages;
 mod session;

@@ -9,6 +9,8 @@ use ksf::engine::EngineKind;
 use ksf_fs::Squash;
 use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
 use ksf_test::{is_root, root_or_skip};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 const WRITE: u32 = 1;
 const BOTH: u32 = 2;
@@ -502,8 +504,17 @@ fn fids_are_bounded_and_come_back() {
     client.clunk(5).unwrap();
     assert_eq!(client.clunk(5), Err(libc::EBADF));
     client.walk(ROOT, 1000, "").unwrap();
-    // Another client has its own.
-    serving.client().walk(ROOT, 1, "").unwrap();
+    // Another client has its own, also while one asks for 100,000: all that are refused say why, and what it has stays usable.
+    let mut other = serving.client();
+    for fid in 2000..102_000 {
+        let path = if fid % 2 == 0 { "" } else { "x" };
+        assert_eq!(client.walk(ROOT, fid, path), Err(libc::EMFILE), "{fid}");
+        if fid % 10_000 == 0 {
+            other.walk(ROOT, 1, "").unwrap();
+            other.clunk(1).unwrap();
+        }
+    }
+    client.stat(1000).unwrap();
     serving.stop();
 }
 
@@ -617,6 +628,16 @@ fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     assert_eq!(lock(two, 1, 0, u64::MAX), Err(libc::EINVAL));
     assert_eq!(lock(two, 9, 0, 0), Err(libc::EBADF));
     assert_eq!(find(two, 2), Err(libc::EINVAL));
+    // A local program's lock, of a process and not of an open file, is in the way as well, and the other way round.
+    let here = fs::OpenOptions::new().read(true).write(true).open(place.path("file")).unwrap();
+    let local = |operation: FlockOperation| rustix::fs::fcntl_lock(&here, operation);
+    assert_eq!(local(FlockOperation::NonBlockingLockExclusive), Err(Errno::AGAIN), "the client has it");
+    assert_eq!(lock(one, 1, 2, 0), Ok(0));
+    local(FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(lock(one, 1, 1, 0), Ok(1), "the local program has it");
+    assert_eq!(find(one, 1), Ok((1, 0, 0, 0, vec![])));
+    local(FlockOperation::NonBlockingUnlock).unwrap();
+    assert_eq!(lock(one, 1, 1, 0), Ok(0));
     let [one, mut two] = clients;
     drop(one);
     ksf_test::wait_until("the lock ends with its connection", || lock(&mut two, 1, 0, 0) == Ok(0));
