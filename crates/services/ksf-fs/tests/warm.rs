@@ -26,7 +26,7 @@ fn old_file(served: &Served, name: &str, (uid, gid, mode): (u32, u32, u32), byte
 }
 
 /// Asks on the lane until the answer is kept, which takes until the last change is a while ago.
-fn until_kept<T>(mut ask: impl FnMut(), mut warm: impl FnMut() -> Option<T>) -> T {
+fn until_kept<A, T>(mut ask: impl FnMut() -> A, mut warm: impl FnMut() -> Option<T>) -> T {
     loop {
         ask();
         if let Some(answer) = warm() {
@@ -90,14 +90,12 @@ fn names_are_looked_up_by_those_who_may_search_the_folder() {
             (Credential::unix(1000, 7, &[]), Credential::unix(1001, 7, &[100]), Credential::unix(1001, 7, &[]));
         for who in [&owner, &friend] {
             assert_eq!(warm.lookup(who, &folder, b"file"), None, "the kernel was not asked for this caller");
-            let told = until_kept(
-                || drop(served.fs.lookup(lane, who, &folder, b"file")),
-                || warm.lookup(who, &folder, b"file"),
-            );
+            let told =
+                until_kept(|| served.fs.lookup(lane, who, &folder, b"file"), || warm.lookup(who, &folder, b"file"));
             for name in [&b"file"[..], b"link", b"missing"] {
                 let expected = served.fs.lookup(lane, who, &folder, name);
                 let told =
-                    until_kept(|| drop(served.fs.lookup(lane, who, &folder, name)), || warm.lookup(who, &folder, name));
+                    until_kept(|| served.fs.lookup(lane, who, &folder, name), || warm.lookup(who, &folder, name));
                 assert_eq!(told, expected);
             }
             assert_eq!(told.result.unwrap().attr.size, 4);
@@ -127,10 +125,10 @@ fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
         let all = [(1000, 7), (1001, 100), (1002, 7), (0, 0)].map(|(uid, gid)| Credential::unix(uid, gid, &[]));
         for who in &all {
             assert_eq!(warm.access(who, &file, ALL), None);
-            let told = until_kept(|| drop(served.fs.access(lane, who, &file, ALL)), || warm.access(who, &file, ALL));
+            let told = until_kept(|| served.fs.access(lane, who, &file, ALL), || warm.access(who, &file, ALL));
             assert_eq!(told, served.fs.access(lane, who, &file, ALL));
             let read = Access::READ;
-            let told = until_kept(|| drop(served.fs.access(lane, who, &file, read)), || warm.access(who, &file, read));
+            let told = until_kept(|| served.fs.access(lane, who, &file, read), || warm.access(who, &file, read));
             assert_eq!(told, served.fs.access(lane, who, &file, read));
         }
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o604)).unwrap();
@@ -147,8 +145,7 @@ fn nobody_writes_to_an_export_that_is_read_only() {
         let (served, lanes) = (Served::new(options), lanes());
         let warm = served.fs.warm(&lanes);
         let handle = served.root().clone();
-        let told =
-            until_kept(|| drop(served.fs.access(lane, &root(), &handle, ALL)), || warm.access(&root(), &handle, ALL));
+        let told = until_kept(|| served.fs.access(lane, &root(), &handle, ALL), || warm.access(&root(), &handle, ALL));
         assert_eq!(told.result, Ok(Access::READ | Access::EXECUTE));
     });
 }
@@ -171,7 +168,7 @@ fn bytes_in_memory_are_read_by_those_who_may() {
             assert!(read(warm, &owner, &file, 0, 10).is_none());
             return;
         }
-        until_kept(|| drop(served.fs.read(lane, &owner, &file, 0, &mut [0; 10])), || read(warm, &owner, &file, 0, 10));
+        until_kept(|| served.fs.read(lane, &owner, &file, 0, &mut [0; 10]), || read(warm, &owner, &file, 0, 10));
         for (offset, room) in
             [(0, 4096), (99_990, 10), (99_990, 11), (50_000, 65_536), (100_000, 10), (u64::MAX, 1), (7, 0)]
         {
@@ -238,13 +235,15 @@ fn descriptors_of_many_look_ups_are_closed_by_lanes() {
         fs::write(served.path("file"), "text").unwrap();
         let dir = served.root().clone();
         let look = |lane: &mut Lane| served.fs.lookup(lane, &root(), &dir, b"file");
-        until_kept(|| drop(look(lane)), || warm.lookup(&root(), &dir, b"file"));
+        until_kept(|| look(lane), || warm.lookup(&root(), &dir, b"file"));
         let before = served.fs.counters().warm;
         let mut answered = 0;
         for _ in 0..20_000 {
             match warm.lookup(&root(), &dir, b"file") {
                 Some(_) => answered += 1,
-                None => drop(look(lane)),
+                None => {
+                    look(lane);
+                }
             }
         }
         assert_eq!(served.fs.counters().warm - before, answered);

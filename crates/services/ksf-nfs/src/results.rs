@@ -135,8 +135,12 @@ impl Warmed {
                 put_status(out, Status::OK);
                 put_attr(out, &attr);
             }
-            Self::Lookup(seen) => drop(put_found(out, seen)),
-            Self::Access(seen, wanted) => drop(put_access(out, seen, wanted)),
+            Self::Lookup(seen) => {
+                put_found(out, seen);
+            }
+            Self::Access(seen, wanted) => {
+                put_access(out, seen, wanted);
+            }
             Self::Read(done) => done.put(out),
         }
     }
