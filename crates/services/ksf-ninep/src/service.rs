@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, SetAttr, WARM_READ_BYTES_MAX};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, SetAttr};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -19,7 +19,7 @@ use ksf_proto::p9::{
 use crate::fids::{Change, FID_BYTES, Node, Removed};
 use crate::server::{Core, MSIZE_MIN};
 use crate::session::Session;
-use crate::wire::{how_of, lock_kind_of, set_attr_of, stat_of};
+use crate::wire::{how_of, lock_kind_of, set_attr_of};
 use crate::work::{Answer, Done, Work, put_error};
 use rustix::io::Errno;
 
@@ -108,6 +108,9 @@ impl Service for NinepService {
         match next {
             Ok(Next::Answered) => self.core.counters.answered(kind, true, started.elapsed()),
             Ok(Next::Lane(work)) => {
+                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes), tag) {
+                    return self.finish(session, (kind, tag), started, done, reply);
+                }
                 let job = self.job(session, (kind, tag), started, self.reply_bytes_of(session, message.bytes()), reply);
                 job.submit(&self.lanes, work);
             }
@@ -154,26 +157,7 @@ impl Service for NinepService {
             let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
             return job.submit(&self.lanes, work);
         }
-        // A value is kept for as long as the client wants.
-        let (answer, change) = match change {
-            Some(Change::Value(id, value)) if reply.session_room() < value.len() => {
-                (Answer::Error(Errno::NOMEM), Some(Change::Free(id)))
-            }
-            change => (answer, change),
-        };
-        if let Some(file) = session.apply(change) {
-            self.close_files(vec![file]);
-        }
-        self.core.counters.answered(kind, !matches!(answer, Answer::Error(_)), started.elapsed());
-        match answer {
-            Answer::Message(message) => reply.owned(message),
-            Answer::Data(kind, data) => {
-                let bytes = data.len() as u32;
-                // From where they lie.
-                reply.parts(|out| Reply::put_read_head(kind, tag, bytes, out), Chunk::from_vec(data), &[]);
-            }
-            Answer::Error(errno) => reply.message(|out| put_error(tag, errno, out)),
-        }
+        self.finish(session, (kind, tag), started, Done { answer, change }, reply);
         // Behind the reply, which is in the output already.
         for (flush, way) in session.end(tag) {
             let mut message = Vec::new();
@@ -215,6 +199,37 @@ impl NinepService {
             }
         });
         is_fine
+    }
+
+    /// Answers a request that was carried out.
+    fn finish(
+        &self,
+        session: &mut Session,
+        (kind, tag): (u8, u16),
+        started: Instant,
+        Done { answer, change }: Done,
+        reply: &mut Replies<'_>,
+    ) {
+        // A value is kept for as long as the client wants.
+        let (answer, change) = match change {
+            Some(Change::Value(id, value)) if reply.session_room() < value.len() => {
+                (Answer::Error(Errno::NOMEM), Some(Change::Free(id)))
+            }
+            change => (answer, change),
+        };
+        if let Some(file) = session.apply(change) {
+            self.close_files(vec![file]);
+        }
+        self.core.counters.answered(kind, !matches!(answer, Answer::Error(_)), started.elapsed());
+        match answer {
+            Answer::Message(message) => reply.owned(message),
+            Answer::Data(kind, data) => {
+                let bytes = data.len() as u32;
+                // From where they lie.
+                reply.parts(|out| Reply::put_read_head(kind, tag, bytes, out), Chunk::from_vec(data), &[]);
+            }
+            Answer::Error(errno) => reply.message(|out| put_error(tag, errno, out)),
+        }
     }
 
     /// Closes files where that may wait.
@@ -313,16 +328,8 @@ impl NinepService {
                     say(reply, tag, Reply::Read { data: Data(&value[..count]) })?;
                     return Ok(Next::Answered);
                 }
-                let file = fids.open(fid)?;
-                let count = data_bytes(msize, count);
-                if count as usize <= WARM_READ_BYTES_MAX {
-                    let mut data = vec![0; count as usize];
-                    if let Some(count) = self.core.fs.warm(&self.lanes).read_open(file, offset, &mut data) {
-                        say(reply, tag, Reply::Read { data: Data(&data[..count]) })?;
-                        return Ok(Next::Answered);
-                    }
-                }
-                Work::Read { file: file.clone(), offset, count }
+                let file = fids.open(fid)?.clone();
+                Work::Read { file, offset, count: data_bytes(msize, count) }
             }
             Request::Readdir { fid, offset, count } => {
                 let folder = fids.open(fid)?.clone();
@@ -331,10 +338,6 @@ impl NinepService {
             Request::Readlink { fid } => Work::Readlink { node: shared(fids.node(fid)?) },
             Request::Getattr { fid, .. } => {
                 let (node, open) = fids.both(fid)?;
-                if let Some(attr) = self.core.fs.warm(&self.lanes).getattr(&node.handle) {
-                    say(reply, tag, Reply::Getattr { stat: stat_of(&attr) })?;
-                    return Ok(Next::Answered);
-                }
                 Work::Getattr { node: shared(node), open: open.cloned() }
             }
             Request::Statfs { fid } => Work::Statfs { node: shared(fids.node(fid)?) },

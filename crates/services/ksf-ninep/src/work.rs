@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
-    Node as Special, OpenFile, OpenHow, SetAttr, XattrHow,
+    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XattrHow,
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
@@ -183,6 +183,16 @@ impl From<Errno> for Done {
 }
 
 impl Done {
+    /// The first bytes of a buffer.
+    fn read(mut data: Vec<u8>, count: usize) -> Self {
+        data.truncate(count);
+        if data.capacity() / 2 > data.len() {
+            // The end of the file: what waits to be sent is counted by its length.
+            data.shrink_to_fit();
+        }
+        Self { answer: Answer::Data(Reply::Read { data: Default::default() }.kind(), data), change: None }
+    }
+
     fn message(tag: u16, reply: Reply<'_>, change: Option<Change>) -> Self {
         let mut message = Vec::with_capacity(64);
         let answer = match reply.put(tag, &mut message) {
@@ -266,6 +276,28 @@ impl Work {
         }
     }
 
+    /// Carries it out on the shard, if that needs no lane.
+    pub(crate) fn at_once(&self, fs: Warm<'_>, tag: u16) -> Option<Done> {
+        match self {
+            Self::Getattr { node, .. } => {
+                let stat = stat_of(&fs.getattr(&node.handle)?);
+                Some(Done::message(tag, Reply::Getattr { stat }, None))
+            }
+            Self::Walk { id, from, names, in_place } => {
+                let look = |dir: &Handle, name: &[u8]| Some(fs.lookup(&from.caller, dir, name)?.result);
+                let walked = walk_by(look, from, names)?;
+                let done = walked_to(tag, walked, (*id, names.len(), *in_place));
+                Some(done.unwrap_or_else(|errno| Done { answer: Answer::Error(errno), change: self.undo() }))
+            }
+            Self::Read { file, offset, count } if *count as usize <= WARM_READ_BYTES_MAX => {
+                let mut data = vec![0; *count as usize];
+                let count = fs.read_open(file, *offset, &mut data)?;
+                Some(Done::read(data, count))
+            }
+            _ => None,
+        }
+    }
+
     /// Carries it out, but for syncs.
     pub(crate) fn run(self, fs: &Fs, lane: &mut Lane, tag: u16) -> Done {
         let undo = self.undo();
@@ -278,7 +310,7 @@ impl Work {
             Self::Attach { id, caller, root, names } => {
                 let from = Node { handle: root, caller, place: None };
                 let attr = fs.getattr(lane, &from.handle)?;
-                let walked = walk(fs, lane, &from, &names)?;
+                let walked = walk(fs, lane, &from, &names);
                 if walked.qids.len() < names.len() {
                     return Err(walked.stopped.unwrap_or(Errno::NOENT));
                 }
@@ -289,17 +321,8 @@ impl Work {
                 Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, node)))
             }
             Self::Walk { id, from, names, in_place } => {
-                let walked = walk(fs, lane, &from, &names)?;
-                if let Some(errno) = walked.stopped.filter(|_| walked.qids.is_empty()) {
-                    return Err(errno);
-                }
-                let change = match walked.node.filter(|_| walked.qids.len() == names.len()) {
-                    Some(node) => Some(Change::Found(id, Arc::new(node))),
-                    None => (!in_place).then_some(Change::Free(id)),
-                };
-                let mut buffer = Vec::new();
-                let qids = Qids::of(&walked.qids, &mut buffer).map_err(|_| Errno::IO)?;
-                Done::message(tag, Reply::Walk { qids }, change)
+                let walked = walk(fs, lane, &from, &names);
+                walked_to(tag, walked, (id, names.len(), in_place))?
             }
             Self::Open { id, node, how, directory, iounit } => {
                 let (file, attr) = fs.open(lane, &node.caller, &node.handle, how)?;
@@ -321,12 +344,7 @@ impl Work {
             Self::Read { file, offset, count } => {
                 let mut data = vec![0; count as usize];
                 let count = fs.read_open(lane, &file, offset, &mut data)?;
-                data.truncate(count);
-                if data.capacity() / 2 > data.len() {
-                    // The end of the file: what waits to be sent is counted by its length.
-                    data.shrink_to_fit();
-                }
-                Done { answer: Answer::Data(Reply::Read { data: Default::default() }.kind(), data), change: None }
+                Done::read(data, count)
             }
             Self::Readdir { folder, offset, count } => {
                 let data = list(fs, lane, &folder, offset, count as usize)?;
@@ -468,11 +486,21 @@ struct Walked {
 }
 
 /// Looks names up, each in what the one before led to.
-fn walk(fs: &Fs, lane: &mut Lane, from: &Node, names: &[Name]) -> Result<Walked, Errno> {
+fn walk(fs: &Fs, lane: &mut Lane, from: &Node, names: &[Name]) -> Walked {
+    let look = |dir: &Handle, name: &[u8]| Some(fs.lookup(lane, &from.caller, dir, name).result);
+    walk_by(look, from, names).unwrap_or_default()
+}
+
+/// [`walk`]; `None` if `look` has no answer.
+fn walk_by(
+    mut look: impl FnMut(&Handle, &[u8]) -> Option<Result<Found, FsError>>,
+    from: &Node,
+    names: &[Name],
+) -> Option<Walked> {
     let mut walked = Walked::default();
     for name in names {
         let dir = walked.node.as_ref().map_or(&from.handle, |node| &node.handle);
-        let Found { handle, attr } = match fs.lookup(lane, &from.caller, dir, name).result {
+        let Found { handle, attr } = match look(dir, name)? {
             Ok(found) => found,
             Err(error) => {
                 walked.stopped = Some(error.into());
@@ -484,7 +512,21 @@ fn walk(fs: &Fs, lane: &mut Lane, from: &Node, names: &[Name]) -> Result<Walked,
         walked.qids.push(qid_of(&attr));
         walked.node = Some(Node { handle, caller: Arc::clone(&from.caller), place });
     }
-    Ok(walked)
+    Some(walked)
+}
+
+/// The reply to a Twalk, and what becomes of its fid.
+fn walked_to(tag: u16, walked: Walked, (id, names, in_place): (FidId, usize, bool)) -> Result<Done, Errno> {
+    if let Some(errno) = walked.stopped.filter(|_| walked.qids.is_empty()) {
+        return Err(errno);
+    }
+    let change = match walked.node.filter(|_| walked.qids.len() == names) {
+        Some(node) => Some(Change::Found(id, Arc::new(node))),
+        None => (!in_place).then_some(Change::Free(id)),
+    };
+    let mut buffer = Vec::new();
+    let qids = Qids::of(&walked.qids, &mut buffer).map_err(|_| Errno::IO)?;
+    Ok(Done::message(tag, Reply::Walk { qids }, change))
 }
 
 /// Whole entries of a folder, as many as there is room for.
