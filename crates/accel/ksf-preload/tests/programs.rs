@@ -160,14 +160,17 @@ fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads()
         for _ in 0..3 {
             let old: Vec<u32> = ready(&holder).iter().map(|worker| worker.pid).collect();
             let new = || ready(&holder).iter().filter(|worker| !old.contains(&worker.pid)).count();
-            let mut asked = None;
+            let mut asked: Option<Instant> = None;
+            let mut patience = Duration::from_secs(2);
             wait_until("new threads serve", || {
-                // The master becomes a new program twice in a reload, and may lose a signal meanwhile.
-                if asked.is_none_or(|asked: Instant| asked.elapsed() > Duration::from_secs(2)) {
+                // The master becomes a new program twice in a reload, and may lose a signal meanwhile. Each reload is given
+                // twice the time of the one before, so that one comes to its end however slow the machine is.
+                if asked.is_none_or(|asked| asked.elapsed() > patience) {
+                    patience += if asked.is_some() { patience } else { Duration::ZERO };
                     signal(server.pid(), Signal::USR2);
                     asked = Some(Instant::now());
                 }
-                new() == 2
+                new() >= 2
             });
             more();
         }

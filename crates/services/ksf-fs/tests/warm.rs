@@ -27,13 +27,13 @@ fn old_file(served: &Served, name: &str, (uid, gid, mode): (u32, u32, u32), byte
 
 /// Asks on the lane until the answer is kept, which takes until the last change is a while ago.
 fn until_kept<A, T>(mut ask: impl FnMut() -> A, mut warm: impl FnMut() -> Option<T>) -> T {
-    loop {
+    let mut kept = None;
+    ksf_test::wait_until("the answer of a lane is kept", || {
         ask();
-        if let Some(answer) = warm() {
-            return answer;
-        }
-        std::thread::yield_now();
-    }
+        kept = warm();
+        kept.is_some()
+    });
+    kept.unwrap()
 }
 
 fn read(

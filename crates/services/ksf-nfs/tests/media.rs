@@ -76,10 +76,14 @@ impl Disk {
 
     /// Drops all that is in memory alone.
     fn mount_again(&self) {
-        // A server that was stopped may have a file open for a moment more.
-        wait_until("nothing holds the disk", || Command::new("umount").arg(DISK).output().unwrap().status.success());
+        unmount();
         self.mount();
     }
+}
+
+/// Unmounts the disk of a server that was stopped, which may have a file open for a moment more.
+fn unmount() {
+    wait_until("nothing holds the disk", || Command::new("umount").arg(DISK).output().unwrap().status.success());
 }
 
 fn data(name: &str) -> PathBuf {
@@ -244,7 +248,7 @@ fn is_served(kind: &str) {
         }
         assert!(listed.remove("moved") && listed == wanted);
         serving.stop();
-        succeeds(&["umount", DISK]);
+        unmount();
     });
 }
 
