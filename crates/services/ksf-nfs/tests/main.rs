@@ -5,5 +5,6 @@ mod common;
 mod large_folder;
 mod local_user;
 mod media;
+mod other_client;
 mod procedures;
 mod server;
