@@ -1,11 +1,17 @@
-//! `ksf 9p` as its users run it: what it says at the start, mistakes in one line, and diod's tools where they are installed.
+//! `ksf 9p` as its users run it: what it says at the start, mistakes in one line, diod's tools where they are installed, and its end
+//! by SIGKILL.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::export::Place;
-use crate::support::{engines, run, stderr, stdout, value};
-use ksf_test::program_or_skip;
+use crate::support::{Server, engines, run, stderr, stdout, value};
+use ksf_proto::p9::{Data, NO_FID, NO_UID, Reply, Request, VERSION};
+use ksf_test::{program_or_skip, wait_until};
+use rustix::process::Signal;
 
 #[test]
 fn the_start_of_9p_says_what_is_exported_and_how_it_is_mounted() {
@@ -74,6 +80,74 @@ fn tools_of_diod_list_and_read() {
         };
         assert!(ask(&diodls, &[]).contains("greeting"));
         assert_eq!(ask(&diodcat, &["greeting"]), "hello\n");
+        server.stop();
+    }
+}
+
+/// A client that expects each request to be done. `None`: the connection has ended.
+struct Client(TcpStream);
+
+impl Client {
+    /// Attached as fid 0.
+    fn attached(server: &Server) -> Self {
+        let mut client = Self(ksf_test::stream::connect(server.address(" tcp ")));
+        client.ask(Request::Version { msize: 1 << 20, version: VERSION }).unwrap();
+        client.ask(Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: 0 }).unwrap();
+        client
+    }
+
+    fn ask(&mut self, request: Request<'_>) -> Option<()> {
+        let mut message = Vec::new();
+        request.put(1, &mut message).unwrap();
+        self.0.write_all(&message).ok()?;
+        let mut reply = vec![0; 4];
+        self.0.read_exact(&mut reply).ok()?;
+        reply.resize(u32::from_le_bytes(reply[..].try_into().unwrap()) as usize, 0);
+        self.0.read_exact(&mut reply[4..]).ok()?;
+        let (_, answer) = Reply::parse(&reply).unwrap();
+        assert_eq!(answer.kind(), request.kind() + 1, "{request:?}: {answer:?}");
+        Some(())
+    }
+}
+
+#[test]
+fn clients_of_9p_see_the_end_of_a_killed_server_and_what_was_synced_is_there() {
+    const CLIENTS: usize = 8;
+    for engine in engines() {
+        let place = Place::new();
+        let mut server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
+        let synced: Vec<AtomicUsize> = (0..CLIENTS).map(|_| AtomicUsize::new(0)).collect();
+        let work = |number: usize| {
+            let mut client = Client::attached(&server);
+            let name = format!("file {number}").into_bytes();
+            client.ask(Request::Lcreate { fid: 0, name: &name, flags: 0o102, mode: 0o600, gid: NO_UID }).unwrap();
+            for at in 1.. {
+                // Each block has the number of its turn.
+                let (block, offset) = ([at as u8; 1000], 1000 * (at as u64 - 1));
+                let write = client.ask(Request::Write { fid: 0, offset, data: Data(&block) });
+                if write.and_then(|()| client.ask(Request::Fsync { fid: 0, datasync: 0 })).is_none() {
+                    return;
+                }
+                synced[number].store(at, Ordering::SeqCst);
+            }
+        };
+        std::thread::scope(|scope| {
+            let work = &work;
+            (0..CLIENTS).for_each(|number| drop(scope.spawn(move || work(number))));
+            wait_until("each client has synced something", || synced.iter().all(|all| all.load(Ordering::SeqCst) > 5));
+            server.signal(Signal::KILL);
+            // All of them end: nobody waits for an answer that never comes.
+        });
+        server.wait();
+        let server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
+        Client::attached(&server);
+        for (number, synced) in synced.iter().enumerate() {
+            let file = fs::read(place.export().join(format!("file {number}"))).unwrap();
+            let blocks = synced.load(Ordering::SeqCst);
+            assert!(file.len() >= 1000 * blocks, "{engine}: {} bytes of {blocks} blocks", file.len());
+            let is_right = |(at, block): (usize, &[u8])| block.iter().all(|byte| *byte == (at + 1) as u8);
+            assert!(file.chunks(1000).take(blocks).enumerate().all(is_right), "{engine}: another content");
+        }
         server.stop();
     }
 }
