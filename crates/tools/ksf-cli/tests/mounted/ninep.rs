@@ -14,8 +14,11 @@ use crate::support::export::Place;
 /// Entries of the long folder.
 const ENTRIES: usize = 10_000;
 
+/// Each user of the machine has an attach.
+const USER: (&str, u32) = ("user", 1001);
+
 /// What the script runs besides the shell.
-const TOOLS: [&str; 25] = [
+const TOOLS: [&str; 26] = [
     "mount",
     "umount",
     "mkdir",
@@ -41,6 +44,7 @@ const TOOLS: [&str; 25] = [
     "flock",
     "setpriv",
     "true",
+    "sync",
 ];
 
 /// A tree with what `find` and `sha256sum` say of it, and a folder with many entries.
@@ -66,12 +70,14 @@ fn fill(place: &Place) {
     (0..ENTRIES).for_each(|at| fs::write(many.join(format!("entry-{at}")), "").unwrap());
 }
 
-fn mounts_reads_and_writes(cache: &str, engine: &str) {
+/// `owner`: the user whose the file is that another user than root makes.
+fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &str) {
     let place = Place::new();
     fill(&place);
     let server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
     let lab = Lab::script(include_str!("ninep.sh")).reach_host().time_limit(Duration::from_secs(300));
     let lab = lab.env("PORT", server.address(" tcp ").port().to_string()).env("CACHE", cache);
+    let lab = lab.env("ACCESS", access);
     let lab = lab.env("EXPORT", place.export().to_str().unwrap()).env("ENTRIES", ENTRIES.to_string());
     let lab = TOOLS.into_iter().fold(lab, |lab, tool| lab.tool(tool));
     let lab = ["9pnet_fd", "9p"].into_iter().fold(lab, Lab::module);
@@ -83,7 +89,7 @@ fn mounts_reads_and_writes(cache: &str, engine: &str) {
     let (second, fifo) = (fs::metadata(new.join("second")).unwrap(), fs::metadata(new.join("fifo")).unwrap());
     assert_eq!((second.mode() & 0o7777, second.nlink(), second.mtime()), (0o604, 1, 981_173_106));
     let mine = fs::metadata(new.join("shared/mine")).unwrap();
-    assert_eq!((mine.uid(), mine.gid()), (1001, 1002), "each user of the machine has an attach");
+    assert_eq!((mine.uid(), mine.gid()), (owner, 1002), "access={access}");
     assert!(fifo.file_type().is_fifo() && fifo.mode() & 0o7777 == 0o600);
     assert_eq!(fs::read_link(new.join("dangling")).unwrap().to_str(), Some("none"));
     assert!(!new.join("gone").exists() && !new.join("folder").exists());
@@ -96,15 +102,17 @@ fn mounts_reads_and_writes(cache: &str, engine: &str) {
 fn linux_mounts_an_export_of_9p_and_reads_and_writes_it() {
     let Some(()) = root_or_skip("files of the users of another machine") else { return };
     let Some(_turn) = turn() else { return };
-    mounts_reads_and_writes("none", engines()[0]);
+    mounts_reads_and_writes(USER, "none", engines()[0]);
 }
 
 #[test]
-#[ignore = "soak: the same once more for each kind of cache"]
+#[ignore = "soak: the same once more for each kind of cache and of access"]
 fn linux_mounts_an_export_of_9p_with_its_caches() {
     let Some(()) = root_or_skip("files of the users of another machine") else { return };
     let Some(_turn) = turn() else { return };
-    for (cache, engine) in ["mmap", "loose"].into_iter().zip(engines().iter().rev().cycle()) {
-        mounts_reads_and_writes(cache, engine);
+    // With `any` there is one attach, that of root.
+    let mounts = [(USER, "mmap"), (USER, "loose"), (("client", 1001), "none"), (("any", 0), "none")];
+    for ((access, cache), engine) in mounts.into_iter().zip(engines().iter().rev().cycle()) {
+        mounts_reads_and_writes(access, cache, engine);
     }
 }

@@ -1,6 +1,7 @@
-# $EXPORT is mounted at /mnt by the kernel's client of 9P. It has a tree with its sums, and a folder of $ENTRIES entries.
-mkdir -p /mnt
-mount -t 9p -o "trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576,access=user,cache=$CACHE" 10.0.2.2 /mnt
+# $EXPORT is mounted at /mnt by the kernel's client of 9P, with $ACCESS and $CACHE. It has a tree with its sums, and a folder of $ENTRIES entries.
+options="trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576,access=$ACCESS"
+mkdir -p /mnt /other
+mount -t 9p -o "$options,cache=$CACHE" 10.0.2.2 /mnt
 cd /mnt/tree
 sha256sum --check --quiet ../sums
 find . | sort >/tmp/names
@@ -41,6 +42,13 @@ exec 3<gone
 rm gone
 test "$(cat <&3)" = kept
 exec 3<&-
+# A file without a name, as programs make temporary ones.
+exec 3<>temporary
+rm temporary
+chmod 640 /proc/self/fd/3
+touch -d '2001-02-03 04:05:06 UTC' /proc/self/fd/3
+test "$(stat -L -c '%a %h %Y' /proc/self/fd/3)" = '640 0 981173106'
+exec 3<&-
 exec 4<>second
 flock -n 4
 if flock -n second true; then exit 1; fi
@@ -55,6 +63,18 @@ user touch shared/mine
 if user rm secret 2>/dev/null; then exit 1; fi
 mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
+# The tree once more, by a connection of its own.
+mount -t 9p -o "$options,cache=none" 10.0.2.2 /other
+cd /other/new
+(cd renamed && sha256sum --check --quiet ../../sums)
+echo other >from-other
+cd /mnt/new
+test "$(cat from-other)" = other
+echo more >>from-other
+sync from-other
+test "$(wc -l </other/new/from-other)" = 2
+rm /other/new/from-other
 cd /
+umount /other
 umount /mnt
 echo finished
