@@ -63,7 +63,8 @@ user touch shared/mine
 if user rm secret 2>/dev/null; then exit 1; fi
 mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
-# The tree once more, by a connection of its own.
+# The tree once more, by a connection of its own. With cache=loose what was written waits in the guest.
+sync
 mount -t 9p -o "$options,cache=none" 10.0.2.2 /other
 cd /other/new
 (cd renamed && sha256sum --check --quiet ../../sums)
