@@ -381,6 +381,24 @@ fn a_full_log_takes_removals_that_leave_little_in_each_segment() {
     assert!(served.fill(0, 0, 0) > keys / 10 * 9);
 }
 
+/// Removals have used up all that they may, and no cleaning is hoped for: one record still takes all keys away.
+#[test]
+fn a_flush_has_a_place_that_removals_leave() {
+    let mut served = Served::new(1, 8, usize::MAX);
+    let keys = served.fill(0, 0, 64);
+    served.shards[0].set_giving_up(true);
+    let remove = |shard: &mut Shard, key: u64| {
+        let key = format!("key {key}").into_bytes();
+        shard.update(&[&key], Clock::default(), |update| update.remove(&key)).map(|_| ())
+    };
+    let refused = (0..keys).find_map(|key| remove(&mut served.shards[0], key).err());
+    assert_eq!(refused, Some(UpdateError::Append(AppendError::Full)));
+    served.shards[0].flush(Clock::default()).unwrap();
+    assert_eq!(served.store.keys(), 0);
+    served.shards[0].set_giving_up(false);
+    assert!(served.fill(0, 0, 64) > keys / 10 * 9);
+}
+
 /// A command on another shard writes the removals into its own log, where nothing is out of date.
 #[test]
 fn a_full_log_takes_every_removal_of_keys_in_other_logs() {
