@@ -286,8 +286,7 @@ impl KvShard {
 
     /// The same for a command that waits, also for memory.
     fn must_wait(&self, asked: Asked<'_>) -> bool {
-        let takes_memory = || asked.purpose() > Some(Purpose::Removing);
-        self.is_held_up(asked) || !self.shard.store().admits_writes() && takes_memory()
+        self.is_held_up(asked) || asked.purpose().is_some_and(|purpose| !self.shard.store().admits(purpose))
     }
 
     /// Whether a reply to what was done now waits for the medium.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::index::leaf::ENTRY_BYTES;
+use crate::log::Purpose;
 
 /// Bytes of memory, and what is in them. A difference of two wraps as the difference of two numbers does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +88,9 @@ struct Counts {
 /// Tombstones are waited for where they have this part of the memory: each look at all logs for them brings back as much.
 const TOMBSTONES_PART: usize = 64;
 
+/// What keeps may take this part of the memory above all that there is: times of ends, and what is left behind where something was.
+const KEPT_PART: usize = 8;
+
 /// Why nothing may be written for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
@@ -129,12 +133,17 @@ impl Memory {
         self.counts.used.load(Ordering::Relaxed)
     }
 
-    /// Whether something may be written that takes more memory.
-    pub(crate) fn admit(&self) -> Result<(), NoRoom> {
-        if self.used() <= self.bytes_max {
+    /// Whether something may be written for a purpose. What only takes away always may: it brings room.
+    pub(crate) fn admit(&self, purpose: Purpose) -> Result<(), NoRoom> {
+        let limit = match purpose {
+            Purpose::Cleaning | Purpose::Removing => return Ok(()),
+            Purpose::Keeping => self.bytes_max.saturating_add(self.bytes_max / KEPT_PART),
+            Purpose::Writing => self.bytes_max,
+        };
+        if self.used() <= limit {
             return Ok(());
         }
-        let comes_back = self.fixed_bytes() <= self.bytes_max || self.has_tombstones();
+        let comes_back = self.fixed_bytes() <= limit || self.has_tombstones();
         if comes_back { Err(NoRoom::Yet) } else { Err(NoRoom::Full) }
     }
 
@@ -202,17 +211,31 @@ mod tests {
     fn what_is_written_waits_for_values_and_is_refused_for_what_is_fixed() {
         let memory = Memory::new(1000);
         memory.count(Sizes { used: 900, values: 300, ..Sizes::default() });
-        assert_eq!(memory.admit(), Ok(()));
+        assert_eq!(memory.admit(Purpose::Writing), Ok(()));
         memory.count(Sizes { used: 200, values: 200, ..Sizes::default() });
-        assert_eq!(memory.admit(), Err(NoRoom::Yet));
+        assert_eq!(memory.admit(Purpose::Writing), Err(NoRoom::Yet));
         memory.count(Sizes::default() - Sizes { used: 500, values: 500, ..Sizes::default() });
-        assert_eq!((memory.admit(), memory.sizes().used), (Ok(()), 600));
+        assert_eq!((memory.admit(Purpose::Writing), memory.sizes().used), (Ok(()), 600));
         memory.count(Sizes { used: 500, values: 50, ..Sizes::default() });
-        assert_eq!(memory.admit(), Err(NoRoom::Full));
+        assert_eq!(memory.admit(Purpose::Writing), Err(NoRoom::Full));
         memory.count(Sizes { tombstones: 1, ..Sizes::default() });
-        assert!(memory.admit() == Err(NoRoom::Yet) && memory.waits_for_tombstones());
+        assert!(memory.admit(Purpose::Writing) == Err(NoRoom::Yet) && memory.waits_for_tombstones());
         memory.set_giving_up(true);
-        assert!(memory.admit() == Err(NoRoom::Full) && !memory.waits_for_tombstones());
+        assert!(memory.admit(Purpose::Writing) == Err(NoRoom::Full) && !memory.waits_for_tombstones());
+    }
+
+    #[test]
+    fn what_takes_away_is_never_refused_and_what_keeps_late() {
+        let memory = Memory::new(800);
+        memory.count(Sizes { used: 801, ..Sizes::default() });
+        let admitted = |purpose| memory.admit(purpose);
+        assert_eq!((admitted(Purpose::Writing), admitted(Purpose::Keeping)), (Err(NoRoom::Full), Ok(())));
+        memory.count(Sizes { used: 100, values: 1, ..Sizes::default() });
+        assert_eq!((admitted(Purpose::Keeping), admitted(Purpose::Removing)), (Err(NoRoom::Yet), Ok(())));
+        memory.count(Sizes { used: 1, ..Sizes::default() });
+        assert_eq!((admitted(Purpose::Keeping), admitted(Purpose::Removing)), (Err(NoRoom::Full), Ok(())));
+        let unlimited = Memory::new(usize::MAX);
+        assert_eq!(unlimited.admit(Purpose::Keeping), Ok(()));
     }
 
     #[test]

@@ -135,7 +135,7 @@ pub struct Shard {
 pub enum Undone {
     /// It needs values that are on a medium alone: with them it can be carried out.
     Away(Vec<Wanted>),
-    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits_writes). Or it takes
+    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits). Or it takes
     /// something away, and the log must be cleaned before: when it [waits for no room](Shard::waits_for_reserve).
     Short,
 }
@@ -312,9 +312,9 @@ impl Store {
         self.index.measure() + self.cells.measure() + Sizes { used, values: used, ..Sizes::default() }
     }
 
-    /// Whether a command that takes memory can be carried out, or is refused, without waiting for values to be let go of.
-    pub fn admits_writes(&self) -> bool {
-        self.memory.admit() != Err(NoRoom::Yet)
+    /// Whether a command for this purpose can be carried out, or is refused, without waiting for memory.
+    pub fn admits(&self, purpose: Purpose) -> bool {
+        self.memory.admit(purpose) != Err(NoRoom::Yet)
     }
 
     /// Lets go of values that are on a medium, too, until enough memory is free again, or as much was done as `budget` says.
@@ -1094,16 +1094,15 @@ impl Appender<'_> {
         let mut places: SmallVec<[Lsn; 1]> = SmallVec::new();
         let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
         let purpose = if removes { Purpose::Removing } else { purpose.max(Purpose::Keeping) };
-        // What only takes away is always admitted: it brings room.
-        match store.memory.admit() {
-            Err(NoRoom::Yet) if !removes => {
+        match store.memory.admit(purpose) {
+            Err(NoRoom::Yet) => {
                 **is_short = true;
                 return Err(UpdateError::Undone);
             }
-            Err(NoRoom::Full) if !removes => {
+            Err(NoRoom::Full) => {
                 return Err(UpdateError::Memory { bytes_max: store.memory.bytes_max() });
             }
-            _ => {}
+            Ok(()) => {}
         }
         let appended = log.append_for(purpose, &records, links, |_, lsn| {
             places.push(lsn);
