@@ -1,7 +1,7 @@
-//! A log that is full takes every command that Redis carries out when memory is used up, however often: from the table that the server
-//! tells.
+//! A log that is full, or memory that is, takes every command that Redis carries out when memory is used up, however often: from the
+//! table that the server tells.
 
-use crate::common::{Client, Serving, engines};
+use crate::common::{Client, Serving, counter, engines};
 use ksf_kv::disk::DiskOptions;
 use ksf_kv::{Durability, Settings};
 use ksf_test::own_network;
@@ -46,14 +46,14 @@ fn commands(client: &mut Client) -> Vec<String> {
 }
 
 /// What a command needs, so that it changes something each time.
-fn before(name: &str) -> Box<dyn Iterator<Item = String> + '_> {
-    let each = |text: fn(&str, usize) -> String| Box::new((0..TIMES + 1).map(move |at| text(name, at)));
+fn before(name: &str, times: usize) -> Box<dyn Iterator<Item = String> + '_> {
+    let each = |text: fn(&str, usize) -> String| Box::new((0..times + 1).map(move |at| text(name, at)));
     match name {
         "del" | "unlink" | "getdel" => each(|name, at| format!("SET {name}:{at} value")),
         "persist" => each(|name, at| format!("SET {name}:{at} value EX 100000")),
         "expire" | "expireat" | "pexpire" | "pexpireat" => {
             let shapes = ["SET {}:0 value", "HSET {}:1 field value", "RPUSH {}:2 value", "SADD {}:3 value"];
-            let others = (4..TIMES / 2).map(move |at| format!("SET {name}:{at} value"));
+            let others = (4..times / 2).map(move |at| format!("SET {name}:{at} value"));
             Box::new(shapes.into_iter().map(move |command| command.replace("{}", name)).chain(others))
         }
         "getex" => Box::new(std::iter::once(format!("SET {name} value"))),
@@ -70,9 +70,9 @@ fn before(name: &str) -> Box<dyn Iterator<Item = String> + '_> {
 }
 
 /// How it is asked for the time `at`.
-fn asked(name: &str, at: usize) -> String {
+fn asked(name: &str, at: usize, times: usize) -> String {
     // Ends of keys, of which each is later than all before: first those of some keys again and again, then those of many.
-    let key = if at < TIMES / 2 { at % 4 } else { at - TIMES / 2 };
+    let key = if at < times / 2 { at % 4 } else { at - times / 2 };
     match name {
         "del" | "unlink" | "getdel" | "persist" => format!("{name} {name}:{at}"),
         "expire" => format!("{name} {name}:{key} {}", 100_000 + at),
@@ -99,13 +99,16 @@ fn asked(name: &str, at: usize) -> String {
 struct Filler {
     first: usize,
     next: usize,
-    value: String,
+    /// Long ones, and then short ones.
+    values: [String; 2],
+    /// What says that it is full.
+    refusal: &'static str,
 }
 
 impl Filler {
-    /// Sets keys until the log is full: long values, and then short ones.
+    /// Sets keys until they are refused.
     fn fill(&mut self, client: &mut Client) {
-        for value in [&self.value, "short"] {
+        for value in &self.values {
             let told = loop {
                 let from = self.next;
                 let (done, told) = ask_all(client, (from..from + AT_ONCE).map(|at| format!("SET fill:{at} {value}")));
@@ -115,7 +118,7 @@ impl Filler {
                     break told;
                 }
             };
-            assert!(told.starts_with("-OOM the log is full"), "{told}");
+            assert!(told.starts_with(self.refusal), "{told}");
         }
     }
 
@@ -139,13 +142,14 @@ fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
         let mut client = serving.connect();
         let commands = commands(&mut client);
         for name in &commands {
-            assert_eq!(ask_all(&mut client, before(name)).1, None, "{engine}: {name}");
+            assert_eq!(ask_all(&mut client, before(name, TIMES)).1, None, "{engine}: {name}");
         }
-        let mut filler = Filler { first: 0, next: 0, value: "v".repeat(VALUE_BYTES) };
+        let values = ["v".repeat(VALUE_BYTES), "short".to_owned()];
+        let mut filler = Filler { first: 0, next: 0, values, refusal: "-OOM the log is full" };
         let mut refused = Vec::new();
         for name in &commands {
             filler.fill(&mut client);
-            let (replies, told) = ask_all(&mut client, (0..TIMES).map(|at| asked(name, at)));
+            let (replies, told) = ask_all(&mut client, (0..TIMES).map(|at| asked(name, at, TIMES)));
             if let Some(told) = told {
                 refused.push(format!("{name} after {}: {told}", replies.len()));
                 continue;
@@ -163,6 +167,37 @@ fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
             };
             let deleted = (0..).step_by(DELETED_AT_ONCE).find(&mut has_room).unwrap();
             assert!(deleted <= 4 * SEGMENT_BYTES / VALUE_BYTES, "{engine}: no room behind {name}");
+        }
+        assert!(refused.is_empty(), "{engine}: {refused:#?}");
+        serving.stop();
+    }
+}
+
+#[test]
+fn full_memory_takes_each_command_that_redis_takes_then() {
+    const TIMES: usize = 500;
+    const MEMORY_BYTES: usize = 4 << 20;
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { durability: Durability::None, memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
+        let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 40, ..DiskOptions::default() };
+        let serving = Serving::start_single(engine, folder.path(), settings, options);
+        let mut client = serving.connect();
+        let commands = commands(&mut client);
+        for name in &commands {
+            assert_eq!(ask_all(&mut client, before(name, TIMES)).1, None, "{engine}: {name}");
+        }
+        let values = ["short"; 2].map(str::to_owned);
+        let mut filler = Filler { first: 0, next: 0, values, refusal: "-OOM command not allowed" };
+        let mut refused = Vec::new();
+        for name in &commands {
+            filler.fill(&mut client);
+            let (replies, told) = ask_all(&mut client, (0..TIMES).map(|at| asked(name, at, TIMES)));
+            refused.extend(told.map(|told| format!("{name} after {}: {told}", replies.len())));
+            let used = counter(&serving, "memory_bytes") as usize;
+            // With the last command.
+            assert!(used <= MEMORY_BYTES + MEMORY_BYTES / 8 + (4 << 10), "{engine}: {used} bytes behind {name}");
         }
         assert!(refused.is_empty(), "{engine}: {refused:#?}");
         serving.stop();
