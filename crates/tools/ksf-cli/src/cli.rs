@@ -45,6 +45,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Load(LoadArgs { protocol: Protocol::Nfs(args) }) => {
             return measured("nfs", ksf_load::nfs::run(*args), |end| end.exit_code());
         }
+        Command::Load(LoadArgs { protocol: Protocol::Ninep(args) }) => {
+            return measured("9p", ksf_load::ninep::run(*args), |end| end.exit_code());
+        }
         Command::Doctor(args) => {
             let report = doctor::examine();
             output::print(if args.json { output::json_pretty(&report)? } else { report.text() })

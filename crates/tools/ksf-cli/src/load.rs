@@ -15,4 +15,6 @@ pub(crate) enum Protocol {
     Http(Box<ksf_load::http::LoadHttpArgs>),
     Kv(Box<ksf_load::kv::LoadKvArgs>),
     Nfs(Box<ksf_load::nfs::LoadNfsArgs>),
+    #[command(name = "9p")]
+    Ninep(Box<ksf_load::ninep::LoadNinepArgs>),
 }

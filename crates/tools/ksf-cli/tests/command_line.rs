@@ -187,6 +187,7 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-load-http",
         "ksf-load-kv",
         "ksf-load-nfs",
+        "ksf-load-9p",
         "ksf-accel",
         "ksf-accel-nic-apply",
     ] {

@@ -10,6 +10,7 @@ mod kcm;
 mod kcm_run;
 mod kernel;
 mod layering;
+mod load_9p;
 mod machine;
 mod memory;
 mod mounted;

@@ -21,7 +21,7 @@ pub type CallReport = Document<CallBody>;
 /// What was asked for and measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallBody {
-    /// `echotest`, `rpctest` or `nfs`.
+    /// `echotest`, `rpctest`, `nfs` or `9p`.
     pub tool: String,
     /// What was asked for, with defaults filled in.
     pub config: CallArgs,

@@ -4,7 +4,14 @@
 //! what it counts ([`Counters`](crate::record::Counters)), its options and its report. The drive knows connections,
 //! how many requests are in flight on each, time limits and latencies.
 
+use std::io::{self, Read, Write};
+
 use crate::record::{Counters, Sink};
+
+/// A connection to the server, on which every call blocks.
+pub(crate) trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
 
 /// What one request asks for: which operation, with which arguments, how long a payload.
 pub(crate) trait Operation: Copy {
@@ -50,6 +57,16 @@ pub(crate) trait Client: Send {
 
     /// A connection begins, on this one of the routes.
     fn open(&mut self, _route: usize) {}
+
+    /// Agrees with the server on what requests need, message by message, on a new connection that is to last. Nothing of it is
+    /// measured.
+    ///
+    /// # Errors
+    ///
+    /// The connection is of no use, which ends the run.
+    fn greet(&mut self, _stream: &mut dyn Stream) -> io::Result<()> {
+        Ok(())
+    }
 
     /// The bytes of a request. Called with `index` 0, 1, 2, ...
     fn encode(&mut self, ticket: &Ticket, operation: &Self::Operation) -> &[u8];
@@ -154,11 +171,6 @@ pub(crate) mod tests {
             Bench::with_table(protocol.client(0), Table::new(in_flight, protocol.id_bits(), 3))
         }
 
-        fn with_table(client: C, table: Table) -> Bench<C> {
-            let (share, record) = (Share::default(), Record::new(1, false));
-            Bench { client, table, share, record, broken: false, held: Vec::new() }
-        }
-
         /// Sends so many requests; returns their bytes.
         pub(crate) fn send(&mut self, n: usize) -> Vec<Vec<u8>> {
             let mut request = || {
@@ -167,6 +179,13 @@ pub(crate) mod tests {
                 self.client.encode(&Ticket { id, index, is_last: false }, &()).to_vec()
             };
             (0..n).map(|_| request()).collect()
+        }
+    }
+
+    impl<C: Client> Bench<C> {
+        pub(crate) fn with_table(client: C, table: Table) -> Bench<C> {
+            let (share, record) = (Share::default(), Record::new(4, false));
+            Bench { client, table, share, record, broken: false, held: Vec::new() }
         }
 
         /// Receives bytes behind those that were not used; returns how many replies they completed.

@@ -113,6 +113,23 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// Exchanges messages one by one before the loop begins: every call waits for at most the time that a connect may take.
+    pub(crate) fn converse<T>(
+        &self,
+        options: &SocketOptions,
+        talk: impl FnOnce(&mut RawSocket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut stream = RawSocket::from(self.fd.try_clone()?);
+        stream.set_read_timeout(Some(options.connect_timeout))?;
+        stream.set_write_timeout(Some(options.connect_timeout))?;
+        let result = talk(&mut stream)?;
+        // The timeout is that of the socket, not of the descriptor.
+        stream.set_read_timeout(Some(options.tick))?;
+        Ok(result)
+    }
+}
+
 /// Whether what comes in on a socket is handled on another CPU than this thread's (SO_INCOMING_CPU, socket(7)). On
 /// loopback and between network namespaces that is the CPU of the server. `None` where it cannot be told: nothing has
 /// come yet, or the socket is a Unix-domain one.

@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt}
 use crate::drive::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns};
 use crate::drive::connection::{Connection, Context, Next, Phase, Terms};
 use crate::drive::plan::{Destination, Plan};
-use crate::drive::protocol::{CountersOf, Mix, Protocol};
+use crate::drive::protocol::{Client, CountersOf, Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::schedule::{Lateness, Schedule};
 use crate::drive::socket::{Socket, dropped_datagrams, is_apart};
@@ -133,8 +133,13 @@ impl<'a, P: Protocol> Worker<'a, P> {
         for number in plan.connections_of(thread) {
             let mut base = 0;
             let mut connected = None;
+            let mut client = protocol.client(number as u32);
             if let Destination::Kept { target, endpoints, socket } = &plan.destination {
-                connected = Some(Socket::connect(target, endpoints, socket)?);
+                let connection = Socket::connect(target, endpoints, socket)?;
+                connection
+                    .converse(socket, |stream| client.greet(stream))
+                    .map_err(|error| LoadError::system(format!("cannot begin a session with {target}"), error))?;
+                connected = Some(connection);
                 is_datagram = socket.transport.is_datagram();
                 if is_datagram {
                     base = id_base(run, thread);
@@ -143,7 +148,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
             let table = Table::new(plan.room(number), protocol.id_bits(), base);
             let (socket, peer) = connected.map(|socket| (socket.fd, socket.peer)).unzip();
             slots.push(Slot {
-                connection: Connection::new(protocol.client(number as u32), table, number as u32),
+                connection: Connection::new(client, table, number as u32),
                 socket,
                 peer,
                 out: Vec::new(),

@@ -2,6 +2,8 @@
 //!
 //! Written independently of the server's codec, so that a mistake there is not repeated here.
 
+use crate::files::Wrong;
+
 /// Program numbers and versions.
 pub(super) const NFS: (u32, u32) = (100_003, 3);
 pub(super) const MOUNT: (u32, u32) = (100_005, 3);
@@ -132,17 +134,6 @@ pub(super) fn put_opaque(out: &mut Vec<u8>, bytes: &[u8]) {
 /// `sattr3` with a mode and nothing else.
 pub(super) fn put_mode(out: &mut Vec<u8>, mode: u32) {
     [1, mode, 0, 0, 0, 0, 0].into_iter().for_each(|word| put(out, word));
-}
-
-/// What is wrong with results.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Wrong {
-    /// Another status than OK.
-    Status(u32),
-    /// They end too early, or have what cannot be there.
-    Malformed(&'static str),
-    /// They say something that is not so.
-    Untrue(&'static str),
 }
 
 /// Reads results. Nothing panics on what a server sent.

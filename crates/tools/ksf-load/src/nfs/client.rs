@@ -5,11 +5,14 @@ use std::sync::Arc;
 use ksf_proto::oncrpc::record::{MARK_BYTES, RecordMark};
 use ksf_proto::oncrpc::{ACCEPTED_HEADER_BYTES, Reply};
 
-use super::call::{Attr, NFS, Procedure, Results, Stable, Wrong, put, put_long, put_mode, put_opaque};
-use super::mix::{Draws, Mix};
-use super::tree::{TARGET, Tree, file_name, in_words, own_name};
+use super::call::{Attr, NFS, Procedure, Results, Stable, put, put_long, put_mode, put_opaque};
+use super::mix::Mix;
+use super::tree::{TARGET, Tree, in_words, own_name};
 use crate::drive::protocol::{Client, Protocol, Ticket};
 use crate::drive::random::mix;
+use crate::files::Wrong;
+use crate::files::content::{Subject, file_name};
+use crate::files::shares::Draws;
 use crate::record::{Fault, Sink};
 use crate::rpc::oncrpc::{self, SUCCESS, call_message};
 
@@ -47,7 +50,7 @@ impl Work {
 
 impl Protocol for Work {
     type Client = NfsClient;
-    type Mix = Draws;
+    type Mix = Draws<Procedure>;
 
     fn client(&self, connection: u32) -> NfsClient {
         let head = |procedure: Procedure| call_message(NFS, procedure.number(), self.credential.as_deref());
@@ -64,7 +67,7 @@ impl Protocol for Work {
         }
     }
 
-    fn mix(&self, thread: usize) -> Draws {
+    fn mix(&self, thread: usize) -> Draws<Procedure> {
         Draws::new(&self.mix, self.seed, thread)
     }
 
@@ -95,19 +98,9 @@ pub(super) struct NfsClient {
     earlier: Vec<u8>,
 }
 
-/// What the call of a number is about.
-#[derive(Debug, Clone, Copy)]
-struct Subject {
-    file: usize,
-    offset: usize,
-}
-
 impl NfsClient {
     fn subject(&self, index: u64) -> Subject {
-        let drawn = mix(self.salt ^ index);
-        let blocks = (self.tree.content.file_bytes / self.io_bytes) as u64;
-        let file = (drawn >> 32) % self.tree.files.len() as u64;
-        Subject { file: file as usize, offset: ((drawn & 0xffff_ffff) % blocks) as usize * self.io_bytes }
+        self.tree.content.subject(self.salt, index, self.io_bytes)
     }
 
     fn put_args(&mut self, procedure: Procedure, index: u64) {
@@ -265,7 +258,7 @@ impl NfsClient {
             return Err(Wrong::Untrue("fewer bytes than the file has there"));
         }
         // The end may be told by a read that reaches it; before it there is none.
-        if eof && subject.offset + count < self.tree.content.file_bytes {
+        if eof && subject.offset + count < self.tree.content.shape.file_bytes {
             return Err(Wrong::Untrue("an end where there is none"));
         }
         if data != self.tree.content.of(subject.file, subject.offset, count) {
@@ -276,7 +269,7 @@ impl NfsClient {
 
     fn is_of(&self, subject: Subject, attr: Attr) -> Result<(), Wrong> {
         let fileid = self.tree.files[subject.file].fileid;
-        if attr.file_type != REGULAR || attr.size != self.tree.content.file_bytes as u64 {
+        if attr.file_type != REGULAR || attr.size != self.tree.content.shape.file_bytes as u64 {
             return Err(Wrong::Untrue("another type or size than the file has"));
         }
         // A server need not have told it when the file was made.
@@ -299,12 +292,7 @@ impl NfsClient {
                 match self.check(procedure, request.index, results) {
                     Ok(()) => sink.complete(request),
                     Err(wrong) => {
-                        let fault = match wrong {
-                            Wrong::Status(_) => Fault::Rejected,
-                            Wrong::Malformed(_) => Fault::Malformed,
-                            Wrong::Untrue(_) => Fault::Corrupt,
-                        };
-                        sink.reject(fault, || format!("{}: {}", procedure.name(), in_words(&wrong)));
+                        sink.reject(wrong.fault(), || format!("{}: {}", procedure.name(), in_words(&wrong)));
                     }
                 }
             }
@@ -405,8 +393,8 @@ impl Client for NfsClient {
 #[cfg(test)]
 mod tests {
     use super::super::call::File;
-    use super::super::tree::{Content, Shape};
     use super::*;
+    use crate::files::content::{Content, Shape};
 
     const FILE_BYTES: usize = 64;
     const IO_BYTES: usize = 16;
@@ -513,16 +501,5 @@ mod tests {
         // OK, no attributes, a verifier, no entry, the end.
         let empty = [&[0; 16][..], &[0, 0, 0, 0, 0, 0, 0, 1]].concat();
         assert!(matches!(client.check(Procedure::Readdir, 0, &empty), Err(Wrong::Untrue(_))));
-    }
-
-    #[test]
-    fn files_and_offsets_are_all_drawn() {
-        let client = client();
-        let mut seen: Vec<(usize, usize)> =
-            (0..1000).map(|index| client.subject(index)).map(|s| (s.file, s.offset)).collect();
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), 3 * FILE_BYTES / IO_BYTES);
-        assert!(seen.iter().all(|(file, offset)| *file < 3 && offset + IO_BYTES <= FILE_BYTES));
     }
 }

@@ -20,7 +20,9 @@ use crate::calls::columns::Style;
 use crate::calls::report::CallReport;
 use crate::calls::session::measure;
 use crate::error::LoadError;
-use crate::options::numbers::parse_u64;
+use crate::files::FileArgs;
+use crate::files::args::FilePlan;
+use crate::files::content::Shape;
 use crate::options::target::Target;
 use crate::options::{name, number, usage};
 use crate::report::document::say;
@@ -31,18 +33,14 @@ pub use self::call::{Procedure, Stable};
 pub use self::mix::Mix;
 
 use self::client::Work;
-use self::tree::{Place, Shape, Tree};
+use self::tree::{Place, Tree};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "nfs", port: 2049, iterations: 1, nice: 0 };
 
-const IO_BYTES_MAX: u64 = 1 << 20;
-const FILE_BYTES_MAX: u64 = 1 << 30;
-const FILES_MAX: u64 = 100_000;
-/// All files together.
-const CONTENT_BYTES_MAX: u64 = 1 << 36;
+const DEFAULT: FilePlan = FilePlan { shape: Shape { files: 100, file_bytes: 64 << 10 }, io_bytes: 4 << 10 };
 
 /// Of a datagram, which has a head beside its data.
-const DATAGRAM_IO_BYTES_MAX: u64 = 32 * 1024;
+const DATAGRAM_IO_BYTES_MAX: usize = 32 * 1024;
 
 /// For each call of the preparation.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -67,17 +65,9 @@ pub struct LoadNfsArgs {
     #[arg(long, value_name = "NAME=SHARE,...", default_value = "getattr=64,lookup=12,access=12,read=7,write=5")]
     pub mix: Mix,
 
-    /// Files that calls are about
-    #[arg(long, value_name = "N", default_value = "100", value_parser = number::<1, FILES_MAX>)]
-    pub files: u64,
-
-    /// Length of each file in bytes
-    #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = parse_u64)]
-    pub file_bytes: u64,
-
-    /// Bytes of a READ and of a WRITE
-    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = number::<1, IO_BYTES_MAX>)]
-    pub io_bytes: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub files: FileArgs,
 
     /// When a WRITE is done: in memory, with its data on the medium, or with its attributes, too
     #[arg(long, value_enum, default_value = "unstable")]
@@ -90,10 +80,6 @@ pub struct LoadNfsArgs {
     /// Port of the MOUNT program [default: that of NFS]
     #[arg(long, value_name = "PORT", value_parser = number::<1, 65_535>)]
     pub mount_port: Option<u64>,
-
-    /// Leave the files where they are
-    #[arg(long)]
-    pub keep: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -128,7 +114,7 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
         return usage("an NFS server has a host and a port; write nfs://HOST[:PORT]/PATH");
     };
     let is_datagram = plan.socket.transport.is_datagram();
-    let shape = args.shape(is_datagram)?;
+    let FilePlan { shape, io_bytes } = args.files(is_datagram)?;
     let credential = oncrpc::credential(&args.auth)?;
     let place = Place {
         host,
@@ -143,7 +129,7 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
     let work = Work {
         tree: tree.clone(),
         mix: args.mix.clone(),
-        io_bytes: args.io_bytes as usize,
+        io_bytes,
         stable: args.stable,
         credential,
         is_datagram,
@@ -151,14 +137,14 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
     };
     let message = [
         ("mix", args.mix.in_words()),
-        ("files", args.files.to_string()),
-        ("file_bytes", args.file_bytes.to_string()),
-        ("io_bytes", args.io_bytes.to_string()),
+        ("files", shape.files.to_string()),
+        ("file_bytes", shape.file_bytes.to_string()),
+        ("io_bytes", io_bytes.to_string()),
         ("stable", name(&args.stable)),
         ("auth", args.auth.clone()),
     ];
     let report = measure(plan, Style::Rpctest, &work, &message, io);
-    if !args.keep
+    if !args.files.keep
         && let Err(error) = tree.remove(&place, connections)
     {
         // What was measured counts, and is told.
@@ -168,20 +154,12 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
 }
 
 impl LoadNfsArgs {
-    fn shape(&self, is_datagram: bool) -> Result<Shape, LoadError> {
-        if !(1..=FILE_BYTES_MAX).contains(&self.file_bytes) {
-            return usage(format!("--file-bytes {}: a file has 1 byte to 1 GiB", self.file_bytes));
-        }
-        if self.io_bytes > self.file_bytes {
-            return usage("--io-bytes is more than --file-bytes: a call is about a part of a file");
-        }
-        if self.files.saturating_mul(self.file_bytes) > CONTENT_BYTES_MAX {
-            return usage("--files times --file-bytes is more than 64 GiB");
-        }
-        if is_datagram && self.io_bytes > DATAGRAM_IO_BYTES_MAX {
+    fn files(&self, is_datagram: bool) -> Result<FilePlan, LoadError> {
+        let plan = self.files.plan(DEFAULT)?;
+        if is_datagram && plan.io_bytes > DATAGRAM_IO_BYTES_MAX {
             return usage("--io-bytes is more than 32 KiB, which is what a datagram has room for");
         }
-        Ok(Shape { files: self.files as usize, file_bytes: self.file_bytes as usize })
+        Ok(plan)
     }
 }
 
@@ -225,10 +203,10 @@ mod tests {
             ("--file-bytes 1k", "--io-bytes is more"),
             ("--files 100000 --file-bytes 1m", "64 GiB"),
         ] {
-            let error = args(&format!("nfs://h/x {options}")).shape(false).unwrap_err().to_string();
+            let error = args(&format!("nfs://h/x {options}")).files(false).unwrap_err().to_string();
             assert!(error.contains(part), "{options}: {error}");
         }
-        assert!(args("nfs://h/x --io-bytes 64k").shape(true).is_err());
-        assert!(args("nfs://h/x --io-bytes 64k").shape(false).is_ok());
+        assert!(args("nfs://h/x --io-bytes 64k").files(true).is_err());
+        assert!(args("nfs://h/x --io-bytes 64k").files(false).is_ok());
     }
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use ksf_proto::oncrpc::Reply;
 use ksf_proto::oncrpc::record::{MARK_BYTES, RecordMark};
 
-use super::call::{File, MOUNT, NFS, Procedure, Results, Wrong, put, put_long, put_mode, put_opaque};
-use crate::drive::random::mix;
+use super::call::{File, MOUNT, NFS, Procedure, Results, put, put_long, put_mode, put_opaque};
 use crate::error::LoadError;
+use crate::files::Wrong;
+use crate::files::content::{Content, Shape, file_name, folder_name};
 use crate::rpc::oncrpc::{SUCCESS, call_message, in_words as status_in_words};
 
 /// Bytes of a reply, at most: those of calls that are made here.
@@ -40,13 +41,6 @@ pub(super) struct Place {
     pub(super) timeout: Duration,
 }
 
-/// How many files there are to be.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) files: usize,
-    pub(super) file_bytes: usize,
-}
-
 /// A folder with files that are all known.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -56,30 +50,6 @@ pub(super) struct Tree {
     pub(super) content: Content,
     root: Vec<u8>,
     name: String,
-}
-
-/// The bytes of all files: each begins at another place of the same ones.
-#[derive(Debug)]
-pub(super) struct Content {
-    bytes: Vec<u8>,
-    pub(super) file_bytes: usize,
-}
-
-impl Content {
-    pub(super) fn new(shape: Shape) -> Self {
-        let words = (shape.file_bytes + 8 * shape.files).div_ceil(8);
-        let bytes = (0..words as u64).flat_map(|at| mix(at).to_le_bytes()).collect();
-        Self { bytes, file_bytes: shape.file_bytes }
-    }
-
-    pub(super) fn of(&self, file: usize, offset: usize, count: usize) -> &[u8] {
-        &self.bytes[8 * file + offset..][..count]
-    }
-}
-
-/// The name of a file.
-pub(super) fn file_name(number: usize) -> String {
-    format!("file{number}")
 }
 
 /// The name of the file that a connection creates and removes.
@@ -207,7 +177,7 @@ impl Tree {
             Results::new(&mounted).handle().map_err(|wrong| LoadError::system("the reply to MNT", told(wrong)))?;
         let root = root.to_vec();
         let mut nfs = Caller::connect(place, NFS, place.port)?;
-        let name = format!("ksf-load-{}-{}", std::process::id(), crate::drive::clock::unix_seconds() as u64);
+        let name = folder_name();
         let mut make = |what: &str, procedure, folder: &[u8], name: &str, more: &dyn Fn(&mut Vec<u8>)| {
             let mut args = Vec::new();
             put_opaque(&mut args, folder);
