@@ -28,7 +28,7 @@ const DOCTOR_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(clap::Args)]
 pub(crate) struct DemoOptions {
-    /// Length of each of the 39 loads, in seconds
+    /// Length of each of the 41 loads, in seconds
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
     /// The ksf to show instead of the release build
@@ -76,7 +76,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<()> {
         match doctor.obstacle(engine)? {
             Some(why) => drop(skipped.insert(why)),
             None => {
-                table.add_rows(demo.measure_files(engine).with_context(|| format!("nfs on {engine}"))?);
+                table.add_rows(demo.measure_files(engine).with_context(|| format!("files on {engine}"))?);
                 break;
             }
         }

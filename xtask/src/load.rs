@@ -8,8 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 use ksf_load::calls::report::CallReport;
 use ksf_load::work::report::{WorkBody, WorkReport};
 
-use crate::bench::{FileLoad, Pace, WorkLoad};
+use crate::bench::{FileLoad, FileProtocol, Pace, WorkLoad};
 use crate::process::output;
+
+/// The sequence of IOR in place of a mix.
+pub(crate) const IOR: &str = "ior";
 
 /// Beyond the length of the load: connecting, the generator's own time limits.
 const SLACK: Duration = Duration::from_secs(60);
@@ -23,13 +26,13 @@ pub(crate) enum Tool {
     Files(Files),
 }
 
-/// A load for an NFSv3 server.
+/// A load for a file server.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     pub(crate) load: &'static FileLoad,
     /// The folder that is exported.
     pub(crate) export: PathBuf,
-    /// None: that of NFS.
+    /// Of NFS; none: that of its server.
     pub(crate) mount_port: Option<u16>,
 }
 
@@ -124,7 +127,10 @@ impl Load {
             command.args(["--spin", "auto"]);
         }
         match &self.tool {
-            Tool::Files(files) => command.arg(format!("nfs://127.0.0.1:{}{}", self.port, files.export.display())),
+            Tool::Files(files) => {
+                let scheme = files.load.protocol.name();
+                command.arg(format!("{scheme}://127.0.0.1:{}{}", self.port, files.export.display()))
+            }
             _ => command.arg(format!("127.0.0.1:{}", self.port)),
         };
         command
@@ -191,9 +197,16 @@ impl Load {
 
 impl Files {
     fn options<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        let FileLoad { mix, files, file_bytes, io_bytes, stable } = self.load;
-        command.args(["load", "nfs", "--mix", mix, "--stable", stable, "--files", &files.to_string()]);
+        let FileLoad { protocol, mix, files, file_bytes, io_bytes, stable } = self.load;
+        command.args(["load", protocol.name()]);
+        if *mix == IOR {
+            return command.args(["--shape", IOR]);
+        }
+        command.args(["--mix", mix, "--files", &files.to_string()]);
         command.args(["--file-bytes", &file_bytes.to_string(), "--io-bytes", &io_bytes.to_string()]);
+        if *protocol == FileProtocol::Nfs {
+            command.args(["--stable", stable]);
+        }
         if let Some(port) = self.mount_port {
             command.args(["--mount-port", &port.to_string()]);
         }

@@ -76,6 +76,10 @@ contestants! {
     GaneshaTuned = "nfs-ganesha tuned" needs ROOT, "ganesha.nfsd", "rpcbind";
     /// `ksf nfs`, as it comes.
     Nfs = "ksf nfs" needs ROOT;
+    /// `ksf 9p`, as it comes.
+    Ninep = "ksf 9p" needs ROOT;
+    /// diod of Debian, as it comes, without authentication.
+    Diod = "diod" needs ROOT, "diod";
     /// sockperf of Debian, server and client.
     Sockperf = "sockperf" needs "sockperf";
     /// The same, whose server and client never sleep (`--nonblocked`, `--timeout 0`). Only with a CPU of its own.
@@ -384,15 +388,23 @@ pub(crate) fn server_command(
             command.arg("-p").arg(programs.scratch().join("ganesha.pid"));
             (command, Ready::Lines(1, "NFS SERVER INITIALIZED"))
         }
-        Contestant::Nfs => {
+        Contestant::Nfs | Contestant::Ninep => {
+            let name = if contestant == Contestant::Nfs { "nfs" } else { "9p" };
             let mut command = Command::new(&programs.ksf);
-            command.args(["nfs", "--listen", &format!("tcp:127.0.0.1:{port}")]);
+            command.args([name, "--listen", &format!("tcp:127.0.0.1:{port}")]);
             command.arg("--export").arg(programs.make_export()?);
-            command.arg("--state").arg(programs.scratch().join("nfs-state"));
+            command.arg("--state").arg(programs.scratch().join(format!("{name}-state")));
             if let Some(cpus) = &cpus {
                 command.args(["--cpus", cpus]);
             }
             (command, Ready::Lines(1, "ready"))
+        }
+        Contestant::Diod => {
+            let mut command = pinned("diod", cpus.as_deref());
+            command.args(["--foreground", "--no-auth", "--logdest", "stderr"]);
+            command.args(["--listen", &format!("127.0.0.1:{port}")]);
+            command.arg("--export").arg(programs.make_export()?);
+            (command, Ready::Port(port))
         }
         Contestant::Sockperf | Contestant::SockperfTuned => {
             let mut command = pinned("sockperf", cpus.as_deref());

@@ -2,8 +2,8 @@
 
 use super::case::{Metric, Placement, STORE_MAIN};
 use super::contestant::Contestant::{
-    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Epoll, Ganesha, GaneshaTuned, HttpNone, IdealQueue, Kernel,
-    KernelWorkers4, Nfs, NginxExclusive, NginxReuseport, NginxTuned, Redis, RedisAlways, RedisAlwaysThreads,
+    Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Diod, Epoll, Ganesha, GaneshaTuned, HttpNone, IdealQueue, Kernel,
+    KernelWorkers4, Nfs, NginxExclusive, NginxReuseport, NginxTuned, Ninep, Redis, RedisAlways, RedisAlwaysThreads,
     RedisBenchmark, RedisThreads, Store, StoreBenchmark, StoreNone, StoreRoomy, Threads, UdpMmsg, UdpPlain, Uring,
     WorkLoops, Workers2, Workers4, Wrk,
 };
@@ -21,6 +21,7 @@ pub(super) fn goals() -> Vec<Goal> {
     accel(&mut goals);
     store(&mut goals);
     nfs(&mut goals);
+    ninep(&mut goals);
     goals
 }
 
@@ -238,4 +239,17 @@ fn nfs(goals: &mut Vec<Goal>) {
     for case in ["nfs-stable-4k-1", "nfs-stable-4k-32"] {
         goal(case, Metric::MessagesPerS, Bound::AtLeast(2.0));
     }
+}
+
+fn ninep(goals: &mut Vec<Goal>) {
+    let placement = Placement::Other;
+    let peers = Against::Best(&[Diod]);
+    let mut goal = |case, metric, against, bound| {
+        goals.push(Goal { case, subject: Ninep, placement, metric, against, bound });
+    };
+    for case in ["9p-getattr-32", "9p-getattr-32x8", "9p-walk-32", "9p-read-32b-32x8", "9p-write-32b-32x8"] {
+        goal(case, Metric::MessagesPerS, peers, Bound::AtLeast(3.0));
+        goal(case, Metric::RttP99Us, peers, Bound::AtMost(0.5));
+    }
+    goal("9p-ior", Metric::MessagesPerS, peers, Bound::AtLeast(3.0));
 }

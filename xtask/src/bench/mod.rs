@@ -39,7 +39,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
 use self::case::{CASES, Case, Placement, Row};
-pub(crate) use self::case::{FileLoad, Pace, WorkLoad};
+pub(crate) use self::case::{FileLoad, FileProtocol, Pace, WorkLoad};
 use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
 use self::host::HostCosts;
@@ -54,6 +54,7 @@ use crate::machine::{Machine, Revision};
 const PACKAGES: &[&str] = &[
     "gcc",
     "clang",
+    "diod",
     "apache2-utils",
     "haproxy",
     "lighttpd",
@@ -219,7 +220,7 @@ impl Bench {
         skipped.iter().for_each(|what| eprintln!("bench: left out: {what}"));
 
         let (runs, seconds) = (self.runs, self.effort.seconds);
-        let medium = matches!(row, Row::Store | Row::Nfs).then(|| store::medium(self.programs.scratch()));
+        let medium = matches!(row, Row::Store | Row::Nfs | Row::Ninep).then(|| store::medium(self.programs.scratch()));
         let new = || Group { medium, ..Group::new(row, &self.revision, runs, seconds) };
         let group = self.results.group_or(row, new);
         ensure!(
@@ -248,7 +249,7 @@ impl Bench {
             // One CPU for the server is what Redis uses; on the client's CPU the client would be the limit.
             (false, Row::Store) if case.is_unpinned_too() => &[Placement::Other, Placement::Unpinned],
             (false, Row::Store) => &[Placement::Other],
-            (false, Row::Nfs) if !case.is_everywhere() => &[Placement::Other],
+            (false, Row::Nfs | Row::Ninep) if !case.is_everywhere() => &[Placement::Other],
             (false, _) => &[Placement::Same, Placement::Other, Placement::Unpinned],
         }
     }

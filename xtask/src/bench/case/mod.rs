@@ -3,7 +3,7 @@
 //! ```text
 //!   direct.rs  round-trip, pipelined, udp, idle     work.rs   mux
 //!   web.rs     connections, accel                   store.rs  store
-//!   files.rs   nfs
+//!   files.rs   nfs, 9p
 //! ```
 
 mod direct;
@@ -18,8 +18,8 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use self::files::NFS_MAIN;
-pub(crate) use self::files::{FileLoad, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE};
+use self::files::MAIN;
+pub(crate) use self::files::{FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR};
 pub(crate) use self::metric::Metric;
 use self::store::STORE_COUNTED;
 pub(crate) use self::store::STORE_MAIN;
@@ -52,6 +52,10 @@ pub(crate) enum Row {
     Store,
     /// Calls of NFSv3 to `ksf nfs` and to nfs-ganesha
     Nfs,
+    /// Requests of 9P2000.L to `ksf 9p` and to diod
+    #[value(name = "9p")]
+    #[serde(rename = "9p")]
+    Ninep,
 }
 
 impl Row {
@@ -108,7 +112,7 @@ pub(crate) enum Service {
     Web(&'static WebLoad),
     /// Keeps values by their keys, for clients of Redis or of HTTP.
     Store(&'static StoreLoad),
-    /// Answers calls of NFSv3 about files.
+    /// Answers calls of NFSv3, or requests of 9P, about files.
     Files(&'static FileLoad),
 }
 
@@ -176,9 +180,9 @@ impl Case {
         self.name == STORE_MAIN
     }
 
-    /// Whether a case of NFS is measured in every placement.
+    /// Whether a case of file servers is measured in every placement.
     pub(super) fn is_everywhere(&self) -> bool {
-        NFS_MAIN.contains(&self.name)
+        MAIN.contains(&self.name)
     }
 
     pub(crate) fn step(&self, placement: Placement) -> Step {
