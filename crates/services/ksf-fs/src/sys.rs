@@ -57,6 +57,26 @@ struct RawHandle {
     bytes: [u8; KERNEL_HANDLE_BYTES_MAX],
 }
 
+/// Reads up to `count` bytes of a file behind those that are in `into`, with one call. `flags`: RWF_NOWAIT, or 0.
+pub(crate) fn read_behind(
+    file: impl AsFd,
+    offset: u64,
+    count: usize,
+    into: &mut Vec<u8>,
+    flags: c_int,
+) -> Result<usize> {
+    into.reserve_exact(count);
+    let room = &mut into.spare_capacity_mut()[..count];
+    let part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let offset = libc::off64_t::try_from(offset).map_err(|_| Errno::INVAL)?;
+    // SAFETY: `part` is memory of `into` that nothing else refers to during the call, and the kernel writes at most its length.
+    let read = unsafe { libc::preadv2(file.as_fd().as_raw_fd(), &raw const part, 1, offset, flags) };
+    let read = checked(read as c_long)? as usize;
+    // SAFETY: the kernel has written `read` bytes behind those that were there, and there was room for `count`, which is no less.
+    unsafe { into.set_len(into.len() + read.min(count)) };
+    Ok(read)
+}
+
 /// What the kernel calls an inode: a type and bytes that only its file system reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelHandle {

@@ -12,13 +12,12 @@
 //! ([`rights`](crate::rights)).
 
 use std::ffi::CStr;
-use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, Mode as Permissions, ResolveFlags};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 
 use crate::attr::{ASKED, Attr, FileType, Found, Seen};
 use crate::credential::{Credential, Identity};
@@ -30,6 +29,7 @@ use crate::lanes::Lanes;
 use crate::layer::{Fs, INSIDE, OBJECT, READ_BIT, checked_name, permit};
 use crate::ops::{Access, FILE_SIZE_MAX, OpenFile, ReadDone, granted, possible};
 use crate::pool::Length;
+use crate::sys;
 
 /// Bytes that a shard copies for one call, at most: about 10 us.
 pub const WARM_READ_BYTES_MAX: usize = 64 << 10;
@@ -106,12 +106,19 @@ impl<'a> Warm<'a> {
         })
     }
 
-    /// [`Fs::read`]; `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
-    pub fn read(self, credential: &Credential, file: &Handle, offset: u64, into: &mut [u8]) -> Option<Seen<ReadDone>> {
+    /// [`Fs::read`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
+    pub fn read(
+        self,
+        credential: &Credential,
+        file: &Handle,
+        offset: u64,
+        wanted: usize,
+        into: &mut Vec<u8>,
+    ) -> Option<Seen<ReadDone>> {
         // The time of the last access.
         let changing = self.fs.attrs.changing(file);
         let read = self.open(file, Mode::Read, |export, content| {
-            let count = read_cached(content, offset, into)?;
+            let count = read_cached(content, offset, wanted, into)?;
             // After it: what was read goes to nobody if the rights changed meanwhile.
             let attr = attr_now(export, content)?;
             let may = match self.fs.identities {
@@ -127,19 +134,19 @@ impl<'a> Warm<'a> {
         let (attr, count) = read?;
         let is_at_end = offset.saturating_add(count as u64) >= attr.size;
         // The rest of a longer file is not in memory.
-        (is_at_end || count == into.len()).then_some(())?;
+        (is_at_end || count == wanted).then_some(())?;
         self.answer(Seen { after: Some(attr), result: Ok(ReadDone { count, eof: is_at_end }) })
     }
 
-    /// [`Fs::read_open`]; `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
-    pub fn read_open(self, file: &OpenFile, offset: u64, into: &mut [u8]) -> Option<usize> {
+    /// [`Fs::read_open`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
+    pub fn read_open(self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
         if file.file_type() != FileType::Regular || !file.is_read() || !self.fs.export_of(file.handle())?.is_warm() {
             return None;
         }
         // The time of the last access.
         let _changing = self.fs.attrs.changing(file.handle());
-        let count = read_cached(file.descriptor(), offset, into)?;
-        if count < into.len() {
+        let count = read_cached(file.descriptor(), offset, wanted, into)?;
+        if count < wanted {
             // The rest of a longer file is not in memory.
             let attr = attr_now(self.fs.export_of(file.handle())?, file.descriptor())?;
             (offset.saturating_add(count as u64) >= attr.size).then_some(())?;
@@ -210,9 +217,9 @@ fn attr_now(export: &Export, object: &OwnedFd) -> Option<Attr> {
     is_known.then(|| Attr::of(&stat, export.id(), 0))
 }
 
-/// Reads what is in memory, once.
-fn read_cached(file: &OwnedFd, offset: u64, into: &mut [u8]) -> Option<usize> {
-    let end = offset.checked_add(into.len() as u64)?;
-    (into.len() <= WARM_READ_BYTES_MAX && end <= FILE_SIZE_MAX).then_some(())?;
-    preadv2(file, &mut [IoSliceMut::new(into)], offset, ReadWriteFlags::NOWAIT).ok()
+/// Appends what is in memory, by one call.
+fn read_cached(file: &OwnedFd, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
+    let end = offset.checked_add(wanted as u64)?;
+    (wanted <= WARM_READ_BYTES_MAX && end <= FILE_SIZE_MAX).then_some(())?;
+    sys::read_behind(file, offset, wanted, into, libc::RWF_NOWAIT).ok()
 }

@@ -181,12 +181,12 @@ fn removed_and_replaced_files_are_stale_at_once() {
         // Open here, for reading and writing.
         let done = served.fs.write(lane, &root(), &file.handle, 0, b"old", ksf_fs::Stable::Unstable);
         assert_eq!(done.result.unwrap().count, 3);
-        let mut bytes = [0; 10];
-        assert_eq!(served.fs.read(lane, &root(), &file.handle, 0, &mut bytes).result.unwrap().count, 3);
+        let mut bytes = Vec::new();
+        assert_eq!(served.fs.read(lane, &root(), &file.handle, 0, 10, &mut bytes).result.unwrap().count, 3);
         fs::write(served.path("new"), "new!").unwrap();
         fs::rename(served.path("new"), served.path("file")).unwrap();
         assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
-        assert_eq!(kind(served.fs.read(lane, &root(), &file.handle, 0, &mut bytes).result), ErrorKind::Stale);
+        assert_eq!(kind(served.fs.read(lane, &root(), &file.handle, 0, 10, &mut bytes).result), ErrorKind::Stale);
         let written = served.fs.write(lane, &root(), &file.handle, 0, b"x", ksf_fs::Stable::Unstable);
         assert_eq!(kind(written.result), ErrorKind::Stale);
         let found = served.find(lane, "file");
@@ -245,7 +245,7 @@ fn mounts_are_not_crossed() {
         // A device is no file: to read it could block.
         let null = layer.lookup(lane, &root(), dev.root(), b"null").result.unwrap();
         assert_eq!(null.attr.device, (1, 3));
-        assert_eq!(kind(layer.read(lane, &root(), &null.handle, 0, &mut [0; 8]).result), ErrorKind::WrongType);
+        assert_eq!(kind(layer.read(lane, &root(), &null.handle, 0, 8, &mut Vec::new()).result), ErrorKind::WrongType);
     });
 }
 

@@ -35,7 +35,8 @@ fn each_user_reads_and_writes_what_the_modes_let_it() {
         assert_eq!((file.attr.uid, file.attr.gid, file.attr.mode), (1000, 100, 0o640));
         let write =
             |lane: &mut Lane, who: &Credential| served.fs.write(lane, who, &file.handle, 0, b"text", Stable::Unstable);
-        let read = |lane: &mut Lane, who: &Credential| served.fs.read(lane, who, &file.handle, 0, &mut [0; 9]).result;
+        let read =
+            |lane: &mut Lane, who: &Credential| served.fs.read(lane, who, &file.handle, 0, 9, &mut Vec::new()).result;
         assert_eq!(write(lane, &owner).result.unwrap().count, 4);
         assert_eq!(read(lane, &friend).unwrap().count, 4, "by a supplementary group");
         let denied = write(lane, &friend);
@@ -67,13 +68,13 @@ fn owners_and_executables_pass_as_the_rfc_asks() {
         let (owner, stranger) = (user(1000, 100, &[]), user(1002, 7, &[]));
         let locked = served.fs.create(lane, &owner, &open, b"locked", &guarded(0)).result.unwrap().handle;
         served.fs.write(lane, &owner, &locked, 0, b"text", Stable::FileSync).result.unwrap();
-        assert_eq!(served.fs.read(lane, &owner, &locked, 0, &mut [0; 9]).result.unwrap().count, 4);
-        assert_eq!(kind(served.fs.read(lane, &stranger, &locked, 0, &mut [0; 9]).result), ErrorKind::Access);
+        assert_eq!(served.fs.read(lane, &owner, &locked, 0, 9, &mut Vec::new()).result.unwrap().count, 4);
+        assert_eq!(kind(served.fs.read(lane, &stranger, &locked, 0, 9, &mut Vec::new()).result), ErrorKind::Access);
         let shrink = SetAttr { size: Some(2), ..SetAttr::default() };
         assert_eq!(served.fs.setattr(lane, &owner, &locked, &shrink, None).wcc.after.unwrap().size, 2);
         assert_eq!(kind(served.fs.setattr(lane, &stranger, &locked, &shrink, None).result), ErrorKind::Access);
         let tool = served.fs.create(lane, &owner, &open, b"tool", &guarded(0o711)).result.unwrap().handle;
-        assert_eq!(served.fs.read(lane, &stranger, &tool, 0, &mut [0; 9]).result.unwrap().count, 0);
+        assert_eq!(served.fs.read(lane, &stranger, &tool, 0, 9, &mut Vec::new()).result.unwrap().count, 0);
         assert_eq!(kind(served.fs.write(lane, &stranger, &tool, 0, b"x", Stable::Unstable).result), ErrorKind::Access);
     });
 }
@@ -145,7 +146,8 @@ fn groups_beyond_sixteen_count() {
         chown(served.path("file"), None, Some(4039)).unwrap();
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o040)).unwrap();
         let many: Vec<u32> = (4000..4040).collect();
-        let read = |lane: &mut Lane, who: &Credential| served.fs.read(lane, who, &file.handle, 0, &mut [0; 9]).result;
+        let read =
+            |lane: &mut Lane, who: &Credential| served.fs.read(lane, who, &file.handle, 0, 9, &mut Vec::new()).result;
         assert!(read(lane, &user(1000, 100, &many)).is_ok());
         assert_eq!(
             kind(read(lane, &user(1000, 100, &many[..39]))),
@@ -212,7 +214,7 @@ fn managed_groups_are_those_of_the_system() {
         chown(served.path("file"), None, Some(3_999_999_998)).unwrap();
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o040)).unwrap();
         let liar = user(3_999_999_999, 100, &[3_999_999_998]);
-        assert_eq!(kind(served.fs.read(lane, &liar, &file.handle, 0, &mut [0; 9]).result), ErrorKind::Access);
+        assert_eq!(kind(served.fs.read(lane, &liar, &file.handle, 0, 9, &mut Vec::new()).result), ErrorKind::Access);
     });
 }
 
@@ -238,7 +240,7 @@ fn a_read_only_export_changes_nothing() {
             kind(layer.setattr(lane, &who, &file, &SetAttr { mode: Some(0), ..none }, None).result),
         ];
         assert_eq!(kinds, [ErrorKind::ReadOnly; 11]);
-        assert_eq!(layer.read(lane, &who, &file, 0, &mut [0; 9]).result.unwrap().count, 4);
+        assert_eq!(layer.read(lane, &who, &file, 0, 9, &mut Vec::new()).result.unwrap().count, 4);
         let granted = layer.access(lane, &who, &file, Access::READ | Access::WRITE).result.unwrap();
         assert_eq!(granted, Access::READ);
         let after = fs::metadata(served.path("file")).unwrap();

@@ -98,7 +98,10 @@ fn links_are_never_followed() {
             assert_eq!(made.attr.file_type, FileType::Symlink);
             assert_eq!(layer.readlink(lane, &root(), &made.handle).result.unwrap(), target);
             assert_eq!(look(layer, lane, &made.handle, b"passwd"), Err(ErrorKind::NotDirectory));
-            assert_eq!(kind(layer.read(lane, &root(), &made.handle, 0, &mut [0; 9]).result), ErrorKind::WrongType);
+            assert_eq!(
+                kind(layer.read(lane, &root(), &made.handle, 0, 9, &mut Vec::new()).result),
+                ErrorKind::WrongType
+            );
             let how = CreateHow::Unchecked(NONE);
             assert_eq!(kind(layer.create(lane, &root(), dir, name, &how).result), ErrorKind::Exists);
             let mode = SetAttr { mode: Some(0o600), ..NONE };
@@ -425,7 +428,7 @@ fn what_would_block_an_open_is_not_opened() {
         let (layer, dir) = (&served.fs, served.root());
         for (name, node) in [(&b"fifo"[..], Node::Fifo), (b"socket", Node::Socket)] {
             let made = layer.mknod(lane, &root(), dir, name, node, &NONE).result.unwrap();
-            let read = layer.read(lane, &root(), &made.handle, 0, &mut [0; 9]);
+            let read = layer.read(lane, &root(), &made.handle, 0, 9, &mut Vec::new());
             assert_eq!(kind(read.result), ErrorKind::WrongType);
             assert_eq!(read.after.unwrap().file_type, made.attr.file_type);
             let written = layer.write(lane, &root(), &made.handle, 0, b"x", Stable::Unstable);
@@ -434,7 +437,7 @@ fn what_would_block_an_open_is_not_opened() {
             assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &size, None).result), ErrorKind::WrongType);
             assert_eq!(kind(layer.commit(lane, &made.handle).result), ErrorKind::WrongType);
         }
-        assert_eq!(kind(layer.read(lane, &root(), dir, 0, &mut [0; 9]).result), ErrorKind::IsDirectory);
+        assert_eq!(kind(layer.read(lane, &root(), dir, 0, 9, &mut Vec::new()).result), ErrorKind::IsDirectory);
     });
 }
 

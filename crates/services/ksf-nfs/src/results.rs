@@ -45,7 +45,6 @@ pub(crate) struct ReadHead {
 
 impl ReadDone {
     fn new(attr: Option<Attr>, done: ksf_fs::ReadDone, mut data: Vec<u8>) -> Self {
-        data.truncate(done.count);
         if data.capacity() / 2 > data.len() {
             // The end of the file: what waits to be sent is counted by its length.
             data.shrink_to_fit();
@@ -84,8 +83,8 @@ pub(crate) fn read(
     offset: u64,
     count: u32,
 ) -> Result<ReadDone, Failed> {
-    let mut data = vec![0; count as usize];
-    let Seen { after, result } = fs.read(lane, caller, file, offset, &mut data);
+    let mut data = Vec::new();
+    let Seen { after, result } = fs.read(lane, caller, file, offset, count as usize, &mut data);
     match result {
         Ok(done) => Ok(ReadDone::new(after, done, data)),
         Err(error) => {
@@ -112,8 +111,8 @@ impl Warmed {
             Request::Lookup { dir, name } => Self::Lookup(fs.lookup(caller, dir, name)?),
             Request::Access { object, wanted } => Self::Access(fs.access(caller, object, to_access(*wanted))?, *wanted),
             Request::Read { file, offset, count } if *count as usize <= WARM_READ_BYTES_MAX => {
-                let mut data = vec![0; *count as usize];
-                let Seen { after, result } = fs.read(caller, file, *offset, &mut data)?;
+                let mut data = Vec::new();
+                let Seen { after, result } = fs.read(caller, file, *offset, *count as usize, &mut data)?;
                 Self::Read(ReadDone::new(after, result.ok()?, data))
             }
             _ => return None,

@@ -183,9 +183,7 @@ impl From<Errno> for Done {
 }
 
 impl Done {
-    /// The first bytes of a buffer.
-    fn read(mut data: Vec<u8>, count: usize) -> Self {
-        data.truncate(count);
+    fn read(mut data: Vec<u8>) -> Self {
         if data.capacity() / 2 > data.len() {
             // The end of the file: what waits to be sent is counted by its length.
             data.shrink_to_fit();
@@ -290,9 +288,9 @@ impl Work {
                 Some(done.unwrap_or_else(|errno| Done { answer: Answer::Error(errno), change: self.undo() }))
             }
             Self::Read { file, offset, count } if *count as usize <= WARM_READ_BYTES_MAX => {
-                let mut data = vec![0; *count as usize];
-                let count = fs.read_open(file, *offset, &mut data)?;
-                Some(Done::read(data, count))
+                let mut data = Vec::new();
+                fs.read_open(file, *offset, *count as usize, &mut data)?;
+                Some(Done::read(data))
             }
             _ => None,
         }
@@ -342,9 +340,9 @@ impl Work {
                 Done::message(tag, reply, Some(Change::Opened(id, Arc::new(node), file)))
             }
             Self::Read { file, offset, count } => {
-                let mut data = vec![0; count as usize];
-                let count = fs.read_open(lane, &file, offset, &mut data)?;
-                Done::read(data, count)
+                let mut data = Vec::new();
+                fs.read_open(lane, &file, offset, count as usize, &mut data)?;
+                Done::read(data)
             }
             Self::Readdir { folder, offset, count } => {
                 let data = list(fs, lane, &folder, offset, count as usize)?;

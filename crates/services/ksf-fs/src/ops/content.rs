@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::io::{Errno, Result as SysResult, pread, pwrite, retry_on_intr};
+use rustix::io::{Errno, Result as SysResult, pwrite, retry_on_intr};
 
 use super::{Access, FILE_SIZE_MAX, ReadDone, Stable};
 use crate::attr::{Changed, Seen, Wcc};
@@ -14,22 +14,23 @@ use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, attr_of, permit};
 use crate::owed::{Debt, What};
+use crate::sys;
 use crate::uncommitted::Written;
 
 impl Fs {
-    /// Reads up to `into.len()` bytes of a regular file. A file that shrinks meanwhile gives fewer.
+    /// Reads up to `wanted` bytes of a regular file, and appends them. A file that shrinks meanwhile gives fewer.
     pub fn read(
         &self,
         lane: &mut Lane,
         credential: &Credential,
         handle: &Handle,
         offset: u64,
-        into: &mut [u8],
+        wanted: usize,
+        into: &mut Vec<u8>,
     ) -> Seen<ReadDone> {
-        let wanted = into.len();
         // The time of the last access.
         let changing = self.attrs.changing(handle);
-        let read = self.get(lane, credential, handle, offset, into);
+        let read = self.get(lane, credential, handle, offset, wanted, into);
         drop(changing);
         match (self.node(lane, handle), read) {
             (Ok(node), Ok(count)) => {
@@ -49,18 +50,19 @@ impl Fs {
         credential: &Credential,
         handle: &Handle,
         offset: u64,
-        into: &mut [u8],
+        wanted: usize,
+        into: &mut Vec<u8>,
     ) -> Result<usize, FsError> {
         let call = self.begin(lane, credential, handle, false)?;
         let file = self.content(lane, &call.caller, handle, Mode::Read)?;
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let wanted = into.len().min(room);
+        let wanted = wanted.min(room);
         let before = call.export.is_warm().then(|| attr_of(call.export, &file)).transpose()?;
         let mut is_permitted = false;
         let read = || {
             permit(&file, READ_BIT, &call.caller)?;
             is_permitted = true;
-            read_whole(&file, offset, &mut into[..wanted])
+            read_whole(&file, offset, wanted, into)
         };
         let read = lane.as_caller(&call.caller, read)?;
         if let Some(before) = before.filter(|_| is_permitted) {
@@ -191,11 +193,11 @@ impl Fs {
     }
 }
 
-/// Reads until the buffer is full or the file ends.
-pub(super) fn read_whole(file: &OwnedFd, offset: u64, into: &mut [u8]) -> SysResult<usize> {
+/// Appends bytes until there are as many as wanted or the file ends.
+pub(super) fn read_whole(file: &OwnedFd, offset: u64, wanted: usize, into: &mut Vec<u8>) -> SysResult<usize> {
     let mut count = 0;
-    while count < into.len() {
-        match retry_on_intr(|| pread(file, &mut into[count..], offset + count as u64)) {
+    while count < wanted {
+        match retry_on_intr(|| sys::read_behind(file, offset + count as u64, wanted - count, into, 0)) {
             Ok(0) => break,
             Ok(read) => count += read,
             Err(_) if count > 0 => break,

@@ -231,7 +231,7 @@ impl Fs {
         Err(ErrorKind::TryLater.into())
     }
 
-    /// Reads up to `into.len()` bytes; fewer at the end of the file.
+    /// Reads up to `wanted` bytes, and appends them; fewer at the end of the file.
     ///
     /// # Errors
     ///
@@ -241,7 +241,8 @@ impl Fs {
         lane: &Lane,
         OpenFile(opened): &OpenFile,
         offset: u64,
-        into: &mut [u8],
+        wanted: usize,
+        into: &mut Vec<u8>,
     ) -> Result<usize, FsError> {
         lane.check()?;
         match opened.file_type {
@@ -252,8 +253,7 @@ impl Fs {
         // The time of the last access.
         let _changing = self.attrs.changing(&opened.handle);
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let wanted = into.len().min(room);
-        Ok(read_whole(&opened.file, offset, &mut into[..wanted])?)
+        Ok(read_whole(&opened.file, offset, wanted.min(room), into)?)
     }
 
     /// Writes bytes, fewer than all if the medium got full on the way. Writes of one file happen one after the other.
