@@ -212,6 +212,26 @@ fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
     });
 }
 
+#[test]
+fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = served.fs.warm(&lanes);
+        fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
+        let file = served.find(lane, "file").handle;
+        let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
+        let content = fs::File::open(served.path("file")).unwrap();
+        content.sync_all().unwrap();
+        for _ in 0..100 {
+            let rest = std::num::NonZeroU64::new(2 << 20);
+            rustix::fs::fadvise(&content, 2 << 20, rest, rustix::fs::Advice::DontNeed).unwrap();
+            let read = warm.read_open(&open, (2 << 20) - 32_768, 65_536, &mut Vec::new());
+            // The kernel may have the rest in memory again.
+            assert!(matches!(read, None | Some(65_536)), "{read:?}");
+        }
+    });
+}
+
 /// Whether the file system of the tests has RWF_NOWAIT.
 fn is_read_at_once(export: &Export) -> bool {
     let path = export.path().join("probe");
