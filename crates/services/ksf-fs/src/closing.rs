@@ -1,31 +1,88 @@
-//! Descriptors that a shard is done with: closing the last one of a removed file frees its blocks, which may wait for a disk.
+//! Descriptors that a shard is done with: closing the last one of a removed file frees its blocks, which may wait for the disk.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::descriptors::Gone;
 
 /// What is closed together, on a lane.
 const BATCH: usize = 64;
+/// What may wait to be closed, also in the queue of a lane: beyond that shards open nothing.
+const WAITING_MAX: usize = 512;
 
-/// What is to be closed where that may wait: fewer than [`BATCH`] at a time.
+/// What is to be closed of one export where that may wait.
 #[derive(Debug, Default)]
-pub(crate) struct Closing(Mutex<Vec<Gone>>);
+pub(crate) struct Closing {
+    next: Mutex<Vec<Gone>>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// What is closed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    gone: Vec<Gone>,
+    waiting: Arc<AtomicUsize>,
+}
 
 impl Closing {
-    /// Takes what is to be closed. Returns all there is when that is enough for a job of a lane.
-    pub(crate) fn add(&self, gone: Gone) -> Option<Vec<Gone>> {
+    /// False: too much waits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) < WAITING_MAX
+    }
+
+    /// Takes what is to be closed. Returns all there is when a lane should close it: there is enough for a job, or nobody executes
+    /// a file because of it.
+    pub(crate) fn add(&self, gone: Gone) -> Option<Batch> {
         if gone.is_empty() {
             return None;
         }
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push(gone);
-        (waiting.len() >= BATCH).then(|| std::mem::take(&mut *waiting))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let is_urgent = gone.is_writable();
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        next.push(gone);
+        (is_urgent || next.len() >= BATCH).then(|| self.batch(std::mem::take(&mut *next)))
     }
 
-    /// Closes all there is, after the last call of many.
-    pub(crate) fn close_all(&self) {
-        // The lock is free when they are dropped.
-        let waiting = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(waiting);
+    /// All there is, after the last call of many.
+    pub(crate) fn take(&self) -> Option<Batch> {
+        let gone = std::mem::take(&mut *self.next.lock().unwrap_or_else(PoisonError::into_inner));
+        (!gone.is_empty()).then(|| self.batch(gone))
+    }
+
+    fn batch(&self, gone: Vec<Gone>) -> Batch {
+        Batch { gone, waiting: Arc::clone(&self.waiting) }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let count = self.gone.len();
+        self.gone.clear();
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    fn gone() -> Gone {
+        Gone::of(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()))
+    }
+
+    #[test]
+    fn what_waits_is_bounded_until_it_is_closed() {
+        let closing = Closing::default();
+        assert!(closing.add(Gone::default()).is_none() && closing.take().is_none());
+        let batches: Vec<Batch> = (0..WAITING_MAX).filter_map(|_| closing.add(gone())).collect();
+        assert_eq!(batches.len(), WAITING_MAX / BATCH);
+        assert!(!closing.has_room(), "a lane has not closed them yet");
+        drop(batches);
+        assert!(closing.has_room());
+        assert!(closing.add(gone()).is_none(), "the first of the next ones");
+        assert_eq!(closing.take().unwrap().gone.len(), 1);
+        assert_eq!(closing.waiting.load(Ordering::Relaxed), 0);
     }
 }

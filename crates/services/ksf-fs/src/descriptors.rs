@@ -75,6 +75,11 @@ impl Gone {
     pub(crate) fn is_empty(&self) -> bool {
         self.descriptor.is_none() && self.objects.is_empty()
     }
+
+    /// True if a file in it is open for writing, so that nobody executes it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.objects.iter().any(|open| open.modes[Mode::Write as usize].is_some())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -129,11 +134,13 @@ impl Descriptors {
         found
     }
 
-    /// [`Descriptors::get`], but not for writing, without a count of what is not there.
+    /// [`Descriptors::get`], but never one for writing, and without a count of what is not there.
     pub(crate) fn peek(&self, handle: &Handle, mode: Mode) -> Option<Arc<OwnedFd>> {
         let mut part = self.part(handle);
         let open = part.objects.get(handle)?;
-        let found = Arc::clone(open.of(mode)?);
+        let read = || open.modes[Mode::Read as usize].as_ref();
+        let found =
+            Arc::clone(if mode == Mode::Path { open.modes[mode as usize].as_ref().or_else(read) } else { read() }?);
         open.is_used = true;
         drop(part);
         self.hits.fetch_add(1, Ordering::Relaxed);

@@ -9,9 +9,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use const_siphasher::sip128::SipHasher24;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
+use crate::closing::Closing;
 use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
@@ -168,6 +169,28 @@ pub enum ExportError {
     NoProc(Errno),
 }
 
+/// When the kernel changes the time of the last access of a file that is read, by the options of its mount (mount(8)). Those of the
+/// start hold: who changes them later restarts the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessTimes {
+    /// `noatime`.
+    Never,
+    /// `relatime`.
+    AfterChanges,
+    /// `strictatime`.
+    Always,
+}
+
+impl AccessTimes {
+    fn of(mount: StatVfsMountFlags) -> Self {
+        match () {
+            () if mount.contains(StatVfsMountFlags::NOATIME) => Self::Never,
+            () if mount.contains(StatVfsMountFlags::RELATIME) => Self::AfterChanges,
+            () => Self::Always,
+        }
+    }
+}
+
 /// A folder that is served.
 #[derive(Debug)]
 pub struct Export {
@@ -185,6 +208,9 @@ pub struct Export {
     pub(crate) file_system: u64,
     /// statfs(2), `f_type`.
     kind: i64,
+    /// When reads change the time of the last access.
+    pub(crate) access_times: AccessTimes,
+    pub(crate) closing: Closing,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
     pub(crate) verifier: Verifier,
@@ -272,7 +298,8 @@ impl Export {
         let (id, key) = read_or_make_key(&path, &file)?;
         let asked = |errno: Errno| io_error("ask for its file system")(errno.into());
         let kind = rustix::fs::fstatfs(&root_descriptor).map_err(asked)?.f_type;
-        let file_system = rustix::fs::fstatvfs(&root_descriptor).map_err(asked)?.f_fsid;
+        let mount = rustix::fs::fstatvfs(&root_descriptor).map_err(asked)?;
+        let (file_system, access_times) = (mount.f_fsid, AccessTimes::of(mount.f_flag));
         let key = bind(&key, kind, file_system, &kernel);
         if let Some(other) = before.iter().find(|other| other.id == id) {
             return Err(ExportError::SameId { path, other: other.path.clone(), file });
@@ -298,6 +325,8 @@ impl Export {
             root_inode,
             file_system,
             kind,
+            access_times,
+            closing: Closing::default(),
             table,
             verifier,
         })

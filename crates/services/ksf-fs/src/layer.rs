@@ -14,7 +14,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::attr::{ASKED, Attr, Before, FileType, Found};
 use crate::attr_cache::{AttrCache, Changing};
-use crate::closing::Closing;
 use crate::credential::{Credential, Identity};
 use crate::descriptors::{Descriptors, Mode};
 use crate::error::{ErrorKind, FsError};
@@ -127,7 +126,6 @@ pub struct Fs {
     /// As whom lanes run.
     pub(crate) identities: Identities,
     pub(crate) who_keys: WhoKeys,
-    pub(crate) closing: Closing,
     /// Calls that were answered without a lane.
     pub(crate) warm: AtomicU64,
 }
@@ -180,7 +178,6 @@ impl Fs {
             settled: AtomicU64::new(0),
             identities: if rustix::process::geteuid().is_root() { Identities::Callers } else { Identities::Own },
             who_keys: WhoKeys::default(),
-            closing: Closing::default(),
             warm: AtomicU64::new(0),
         })
     }
@@ -255,7 +252,9 @@ impl Fs {
     pub fn close_idle(&self) -> Owed {
         self.groups.expire(Instant::now());
         self.descriptors.close_idle();
-        self.closing.close_all();
+        for export in &self.exports {
+            drop(export.closing.take());
+        }
         let due = self.uncommitted.age(has_no_name).into_iter();
         let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
         Owed { own: Vec::new(), others }
@@ -309,8 +308,11 @@ impl Fs {
         Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
     }
 
-    /// As whom a call runs, if that is known without asking for groups, on a server that is root.
+    /// As whom a call runs, if that is known without asking for groups.
     pub(crate) fn known_caller(&self, credential: &Credential, export: &Export) -> Option<Identity> {
+        if self.identities == Identities::Own {
+            return Some(Identity::own());
+        }
         let options = export.options();
         let managed = credential.managed.as_deref();
         (user_of(credential, options).is_none() || managed.is_some()).then(|| credential.identity(options, managed))
@@ -324,7 +326,7 @@ impl Fs {
         before: &Attr,
         (asked_for, granted): (Access, Access),
     ) {
-        if self.identities == Identities::Callers && call.export.is_warm() {
+        if call.export.is_warm() {
             self.descriptors.keep_rights(handle, self.who_keys.who(&call.caller), before, asked_for, granted);
         }
     }

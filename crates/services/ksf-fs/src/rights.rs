@@ -4,8 +4,8 @@
 //! the object itself, and each change of one of them is a change of ctime. What a second bounds is the rest: a mount that becomes
 //! read-only, and the rules of security modules.
 //!
-//! Kernels before 6.13 take ctime from a clock that steps every 1 to 10 ms, so two changes may have one ctime. An answer is therefore
-//! kept only if the last change was some steps ago.
+//! Kernels before 6.13 take ctime from a clock that steps every 1 to 10 ms, and some file systems keep whole seconds (ext4 with inodes of
+//! 128 bytes), so two changes may have one ctime. An answer is therefore kept only if the last change was some steps ago.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,8 +16,10 @@ use crate::ops::Access;
 
 /// How long an answer holds.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Age of a ctime that no further change has: ten of the longest steps.
+/// Age of a ctime that no further change has: ten of the longest steps of the clock.
 const SETTLED: Duration = Duration::from_millis(100);
+/// The step of file systems that keep whole seconds.
+const COARSE_STEP: Duration = Duration::from_secs(1);
 /// Callers whose rights to one object are kept; one more takes the place of that asked for longest ago.
 const CALLERS_MAX: usize = 4;
 
@@ -84,9 +86,13 @@ impl Rights {
 
 /// True if a change from now on has another ctime than that of these attributes.
 pub(crate) fn is_settled(attr: &Attr) -> bool {
-    let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) else { return false };
-    let changed = u64::try_from(attr.ctime.seconds).map(|seconds| Duration::new(seconds, attr.ctime.nanos));
-    changed.is_ok_and(|changed| changed + SETTLED < now)
+    SystemTime::now().duration_since(UNIX_EPOCH).is_ok_and(|now| is_settled_at(attr.ctime, now))
+}
+
+fn is_settled_at(ctime: Time, now: Duration) -> bool {
+    let step = if ctime.nanos == 0 { COARSE_STEP } else { Duration::ZERO };
+    let changed = u64::try_from(ctime.seconds).map(|seconds| Duration::new(seconds, ctime.nanos));
+    changed.is_ok_and(|changed| changed + step + SETTLED < now)
 }
 
 #[cfg(test)]
@@ -138,6 +144,20 @@ mod tests {
         assert_eq!(rights.granted(one, time(5), Access::READ), None);
         rights.keep(one, time(5), Access::WRITE, Access::WRITE);
         assert_eq!(rights.granted(one, time(5), Access::READ), None, "the one of before is gone");
+    }
+
+    #[test]
+    fn a_change_of_just_now_may_not_be_the_last_with_its_ctime() {
+        let at = |nanos| Time { seconds: 100, nanos };
+        let after = |ms: u64| Duration::from_millis(100_000 + ms);
+        assert!(!is_settled_at(at(5), after(100)));
+        assert!(is_settled_at(at(5), after(101)));
+        // Whole seconds: what changes until the end of this one has the same time.
+        assert!(!is_settled_at(at(0), after(1100)));
+        assert!(is_settled_at(at(0), after(1101)));
+        // The clock was set back.
+        assert!(!is_settled_at(at(5), Duration::from_secs(99)));
+        assert!(!is_settled_at(time(-1), after(0)));
     }
 
     #[test]

@@ -77,6 +77,36 @@ pub(crate) fn read_behind(
     Ok(read)
 }
 
+/// `struct cachestat_range`.
+#[repr(C)]
+struct CacheRange {
+    offset: u64,
+    length: u64,
+}
+
+/// `struct cachestat`.
+#[repr(C)]
+#[derive(Default)]
+struct CacheStat {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Number of cachestat(2), since Linux 6.5, on all architectures.
+const SYS_CACHESTAT: c_long = 451;
+
+/// Pages of a part of a file that are in memory. `length`: not 0, which means all that follows.
+pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64> {
+    let range = CacheRange { offset, length };
+    let mut stat = CacheStat::default();
+    // SAFETY: both are laid out as the kernel has them, live for the call, and the kernel writes `stat` alone.
+    let done = unsafe { libc::syscall(SYS_CACHESTAT, file.as_fd().as_raw_fd(), &raw const range, &raw mut stat, 0) };
+    checked(done).map(|_| stat.cached)
+}
+
 /// What the kernel calls an inode: a type and bytes that only its file system reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelHandle {

@@ -5,46 +5,74 @@
 //!
 //! - the file system is one of this machine's own ([`Export::is_warm`]), where attributes of an open object are read from memory;
 //! - the object is open already: opening a handle may read the medium;
-//! - names are looked up by RESOLVE_CACHED, bytes read by RWF_NOWAIT, which end with EAGAIN where they would wait;
-//! - nothing is closed here: [`Closing`](crate::closing::Closing).
+//! - names are looked up by RESOLVE_CACHED, which ends with EAGAIN where it would wait;
+//! - all bytes are in memory (cachestat(2), since Linux 6.5), and those behind them that a read may have the kernel read ahead:
+//!   RWF_NOWAIT alone begins the reading before it ends with EAGAIN, and waits for a place in the disk's queue;
+//! - the read does not change the time of the last access, which takes a place in the journal;
+//! - nothing is closed here that could be the last use of an inode ([`Closing`](crate::closing::Closing)).
 //!
 //! A shard does not change its identity. What a caller may do is what the kernel said on a lane before, while that holds
 //! ([`rights`](crate::rights)).
+//!
+//! A connection has a share of each turn of its shard ([`WarmShare`]). What it asks for beyond that runs on lanes.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Mode as Permissions, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::attr::{ASKED, Attr, FileType, Found, Seen};
-use crate::credential::{Credential, Identity};
+use crate::credential::Credential;
 use crate::descriptors::{Gone, Mode};
-use crate::export::Export;
+use crate::export::{AccessTimes, Export};
 use crate::handle::Handle;
-use crate::lane::Identities;
 use crate::lanes::Lanes;
-use crate::layer::{Fs, INSIDE, OBJECT, READ_BIT, checked_name, permit};
-use crate::ops::{Access, FILE_SIZE_MAX, OpenFile, ReadDone, granted, possible};
+use crate::layer::{Fs, INSIDE, OBJECT, checked_name};
+use crate::ops::{Access, FILE_SIZE_MAX, OpenFile, ReadDone, possible};
 use crate::pool::Length;
 use crate::sys;
 
 /// Bytes that a shard copies for one call, at most: about 10 us.
 pub const WARM_READ_BYTES_MAX: usize = 64 << 10;
 
-/// The file layer for a shard.
-#[derive(Clone, Copy)]
+/// Bytes behind those of a read that the kernel may read ahead for it: twice the default of `read_ahead_kb`, twice.
+const AHEAD_BYTES: u64 = 512 << 10;
+/// What a connection may have done in a turn of its shard, in steps of about 5 us: a millisecond.
+const SHARE_STEPS: u32 = 200;
+/// Bytes that are read in the time of a step.
+const STEP_BYTES: u32 = 32 << 10;
+
+/// What a connection has had done in a turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WarmShare {
+    turn: u64,
+    steps: u32,
+}
+
+/// The file layer for a shard, in one call of a connection.
 pub struct Warm<'a> {
     fs: &'a Fs,
     lanes: &'a Lanes,
+    share: &'a mut WarmShare,
 }
 
 impl Fs {
-    /// The short cuts of this layer. `lanes` close what a shard is done with.
-    pub fn warm<'a>(&'a self, lanes: &'a Lanes) -> Warm<'a> {
-        Warm { fs: self, lanes }
+    /// The short cuts of this layer. `lanes` close what a shard is done with; `turn` counts the turns of the shard, and `share` is that of
+    /// the connection.
+    pub fn warm<'a>(&'a self, lanes: &'a Lanes, turn: u64, share: &'a mut WarmShare) -> Warm<'a> {
+        if share.turn != turn {
+            *share = WarmShare { turn, steps: 0 };
+        }
+        Warm { fs: self, lanes, share }
+    }
+
+    /// A call was answered without a lane.
+    pub fn count_warm(&self) {
+        self.warm.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The attributes of an object, if they are known without a system call.
@@ -57,118 +85,106 @@ impl Fs {
     }
 }
 
-impl<'a> Warm<'a> {
+impl Warm<'_> {
     /// [`Fs::getattr`].
-    pub fn getattr(self, handle: &Handle) -> Option<Attr> {
+    pub fn getattr(&mut self, handle: &Handle) -> Option<Attr> {
         if let Some(attr) = self.fs.known_attr(handle) {
             return Some(attr);
         }
+        self.step(0)?;
         let is_exclusive = self.fs.export_of(handle)?.options().exclusive;
         let filling = is_exclusive.then(|| self.fs.attrs.filling(handle)).flatten();
         let attr = self.open(handle, Mode::Path, attr_now)?;
         if let Some(filling) = filling {
             filling.keep(handle, &attr);
         }
-        self.answer(attr)
+        Some(attr)
     }
 
     /// [`Fs::access`].
-    pub fn access(self, credential: &Credential, handle: &Handle, want: Access) -> Option<Seen<Access>> {
+    pub fn access(&mut self, credential: &Credential, handle: &Handle, want: Access) -> Option<Seen<Access>> {
+        self.step(0)?;
         self.open(handle, Mode::Path, |export, object| {
             let attr = attr_now(export, object)?;
-            let want = possible(want, export);
-            let granted = match self.fs.identities {
-                Identities::Own => granted(object, want),
-                Identities::Callers => self.granted(export, credential, handle, &attr, want)?,
-            };
-            self.answer(Seen { after: Some(attr), result: Ok(granted) })
+            let granted = self.granted(export, credential, handle, &attr, possible(want, export))?;
+            Some(Seen { after: Some(attr), result: Ok(granted) })
         })
     }
 
     /// [`Fs::lookup`].
-    pub fn lookup(self, credential: &Credential, dir: &Handle, name: &[u8]) -> Option<Seen<Found>> {
+    pub fn lookup(&mut self, credential: &Credential, dir: &Handle, name: &[u8]) -> Option<Seen<Found>> {
         let name = checked_name(name).ok().filter(|name| !matches!(name.as_bytes(), b"." | b".."))?;
+        self.step(0)?;
         self.open(dir, Mode::Path, |export, folder| {
             let attr = attr_now(export, folder).filter(|attr| attr.file_type == FileType::Directory)?;
-            // As its own user the server is checked by the lookup itself.
-            if self.fs.identities == Identities::Callers
-                && self.granted(export, credential, dir, &attr, Access::EXECUTE)? != Access::EXECUTE
-            {
-                return None;
-            }
+            let may = self.granted(export, credential, dir, &attr, Access::EXECUTE)? == Access::EXECUTE;
+            (may && export.closing.has_room()).then_some(())?;
             let resolve = INSIDE.union(ResolveFlags::CACHED);
             let result = match rustix::fs::openat2(folder, name.as_c_str(), OBJECT, Permissions::empty(), resolve) {
                 Ok(object) => Ok(self.found(export, object, (dir, &name))?),
                 Err(errno @ Errno::NOENT) => Err(errno.into()),
                 Err(_) => return None,
             };
-            self.answer(Seen { after: Some(attr), result })
+            Some(Seen { after: Some(attr), result })
         })
     }
 
     /// [`Fs::read`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
     pub fn read(
-        self,
+        &mut self,
         credential: &Credential,
         file: &Handle,
         offset: u64,
         wanted: usize,
         into: &mut Vec<u8>,
     ) -> Option<Seen<ReadDone>> {
-        // The time of the last access.
-        let changing = self.fs.attrs.changing(file);
-        let read = self.open(file, Mode::Read, |export, content| {
-            let count = read_cached(content, offset, wanted, into)?;
-            // After it: what was read goes to nobody if the rights changed meanwhile.
+        self.step(wanted)?;
+        self.open(file, Mode::Read, |export, content| {
+            let right = Access::READ_BY_HANDLE;
             let attr = attr_now(export, content)?;
-            let may = match self.fs.identities {
-                Identities::Own => permit(content, READ_BIT, &Identity::own()).is_ok(),
-                Identities::Callers => {
-                    let right = Access::READ_BY_HANDLE;
-                    self.granted(export, credential, file, &attr, right)? == right
-                }
-            };
-            may.then_some((attr, count))
-        });
-        drop(changing);
-        let (attr, count) = read?;
-        let is_at_end = offset.saturating_add(count as u64) >= attr.size;
-        // The rest of a longer file is not in memory.
-        (is_at_end || count == wanted).then_some(())?;
-        self.answer(Seen { after: Some(attr), result: Ok(ReadDone { count, eof: is_at_end }) })
+            (self.granted(export, credential, file, &attr, right)? == right).then_some(())?;
+            let count = read_cached(export, content, &attr, (offset, wanted), into)?;
+            let eof = offset.saturating_add(count as u64) >= attr.size;
+            Some(Seen { after: Some(attr), result: Ok(ReadDone { count, eof }) })
+        })
     }
 
     /// [`Fs::read_open`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
-    pub fn read_open(self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
-        if file.file_type() != FileType::Regular || !file.is_read() || !self.fs.export_of(file.handle())?.is_warm() {
-            return None;
-        }
-        // The time of the last access.
-        let _changing = self.fs.attrs.changing(file.handle());
-        let count = read_cached(file.descriptor(), offset, wanted, into)?;
-        if count < wanted {
-            // The rest of a longer file is not in memory.
-            let attr = attr_now(self.fs.export_of(file.handle())?, file.descriptor())?;
-            (offset.saturating_add(count as u64) >= attr.size).then_some(())?;
-        }
-        self.answer(count)
+    pub fn read_open(&mut self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
+        let export = self.fs.export_of(file.handle()).filter(|export| export.is_warm())?;
+        (file.file_type() == FileType::Regular && file.is_read()).then_some(())?;
+        self.step(wanted)?;
+        // It may have lost its name.
+        let attr = attr_of_open(export, file.descriptor())?;
+        read_cached(export, file.descriptor(), &attr, (offset, wanted), into)
+    }
+
+    /// Takes a step and those for so many bytes from the share of the connection; `None` if there is nothing left.
+    fn step(&mut self, bytes: usize) -> Option<()> {
+        (self.share.steps < SHARE_STEPS).then_some(())?;
+        self.share.steps += 1 + bytes.min(WARM_READ_BYTES_MAX) as u32 / STEP_BYTES;
+        Some(())
     }
 
     /// Calls `work` with what is open of an object.
-    fn open<T>(self, handle: &Handle, mode: Mode, work: impl FnOnce(&Export, &OwnedFd) -> Option<T>) -> Option<T> {
+    fn open<T>(&self, handle: &Handle, mode: Mode, work: impl FnOnce(&Export, &OwnedFd) -> Option<T>) -> Option<T> {
         let export = self.fs.export_of(handle).filter(|export| export.is_warm())?;
         let descriptor = self.fs.descriptors.peek(handle, mode)?;
         let done = work(export, &descriptor);
-        if let Some(last) = Arc::into_inner(descriptor) {
-            // The cache has let it go meanwhile.
-            self.close(handle, Gone::of(last));
-        }
+        self.release(export, handle, descriptor);
         done
+    }
+
+    /// Ends the use of a descriptor of the cache, which may have let it go meanwhile.
+    fn release(&self, export: &Export, handle: &Handle, descriptor: Arc<OwnedFd>) {
+        if let Some(last) = Arc::into_inner(descriptor) {
+            self.close(export, handle, Gone::of(last));
+        }
     }
 
     /// What the kernel said of a caller's rights.
     fn granted(
-        self,
+        &self,
         export: &Export,
         credential: &Credential,
         handle: &Handle,
@@ -180,46 +196,77 @@ impl<'a> Warm<'a> {
     }
 
     /// The handle and the attributes of an object that was just opened, which is kept open.
-    fn found(self, export: &Export, object: OwnedFd, (dir, name): (&Handle, &CStr)) -> Option<Found> {
+    fn found(&self, export: &Export, object: OwnedFd, (dir, name): (&Handle, &CStr)) -> Option<Found> {
         let attr = attr_now(export, &object);
         let handle = attr.and_then(|_| export.handle_of(&object).ok());
         let (Some(attr), Some(handle)) = (attr, handle) else {
-            self.close(dir, Gone::of(object));
+            self.close(export, dir, Gone::of(object));
             return None;
         };
         export.learn(&handle, dir, name);
-        let gone = match self.fs.descriptors.peek(&handle, Mode::Path) {
-            Some(_) => Gone::of(object),
-            None => self.fs.descriptors.put(&handle, Mode::Path, &Arc::new(object)),
-        };
-        self.close(dir, gone);
+        match self.fs.descriptors.peek(&handle, Mode::Path) {
+            Some(kept) => {
+                // Not the last use: the other one is held until this is closed.
+                drop(object);
+                self.release(export, &handle, kept);
+            }
+            None => self.close(export, dir, self.fs.descriptors.put(&handle, Mode::Path, &Arc::new(object))),
+        }
         Some(Found { handle, attr })
     }
 
-    /// Closes on a lane of the object's export.
-    fn close(self, of: &Handle, gone: Gone) {
-        if let Some(batch) = self.fs.closing.add(gone) {
+    /// Closes on a lane of the export.
+    fn close(&self, export: &Export, of: &Handle, gone: Gone) {
+        if let Some(batch) = export.closing.add(gone) {
             self.lanes.submit(self.fs.share_of(of), Length::Long, 0, move |_| drop(batch));
         }
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "the last step of each call")]
-    fn answer<T>(self, answer: T) -> Option<T> {
-        self.fs.warm.fetch_add(1, Ordering::Relaxed);
-        Some(answer)
     }
 }
 
 /// The attributes of an open object that has a name still, without asking more than the inode.
 fn attr_now(export: &Export, object: &OwnedFd) -> Option<Attr> {
+    attr_of_open(export, object).filter(|attr| attr.nlink > 0)
+}
+
+/// Those of one that may have no name.
+fn attr_of_open(export: &Export, object: &OwnedFd) -> Option<Attr> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED).ok()?;
-    let is_known = (stat.stx_dev_major, stat.stx_dev_minor) == export.device && stat.stx_nlink > 0;
+    // Other parts of the file system have another number, which takes more than the inode.
+    let is_known = (stat.stx_dev_major, stat.stx_dev_minor) == export.device;
     is_known.then(|| Attr::of(&stat, export.id(), 0))
 }
 
-/// Appends what is in memory, by one call.
-fn read_cached(file: &OwnedFd, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
-    let end = offset.checked_add(wanted as u64)?;
-    (wanted <= WARM_READ_BYTES_MAX && end <= FILE_SIZE_MAX).then_some(())?;
-    sys::read_behind(file, offset, wanted, into, libc::RWF_NOWAIT).ok()
+/// Appends up to `wanted` bytes of a file, if all that takes is in memory. `attr`: of now, before the read.
+fn read_cached(
+    export: &Export,
+    file: &OwnedFd,
+    attr: &Attr,
+    (offset, wanted): (u64, usize),
+    into: &mut Vec<u8>,
+) -> Option<usize> {
+    (wanted <= WARM_READ_BYTES_MAX && offset <= FILE_SIZE_MAX).then_some(())?;
+    let end = offset.saturating_add(wanted as u64).min(attr.size);
+    let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
+        // Nothing is there, or nothing is asked for.
+        return Some(0);
+    };
+    (!changes_access_time(export.access_times, attr)).then_some(())?;
+    let ahead = end.saturating_add(AHEAD_BYTES).min(attr.size);
+    let page = rustix::param::page_size() as u64;
+    let pages = ahead.div_ceil(page) - offset / page;
+    (sys::cached_pages(file, offset, ahead - offset).ok()? >= pages).then_some(())?;
+    let count = sys::read_behind(file, offset, length as usize, into, libc::RWF_NOWAIT).ok()?;
+    // Shorter: it was cut, or memory was taken back meanwhile.
+    (count as u64 == length).then_some(count)
+}
+
+/// The rule of the kernel (`relatime_need_update` of fs/inode.c, Linux 6.18).
+fn changes_access_time(access_times: AccessTimes, attr: &Attr) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let is_old = || i64::try_from(now.as_secs()).is_ok_and(|now| now - attr.atime.seconds >= 24 * 60 * 60);
+    match access_times {
+        AccessTimes::Never => false,
+        AccessTimes::AfterChanges => attr.mtime >= attr.atime || attr.ctime >= attr.atime || is_old(),
+        AccessTimes::Always => true,
+    }
 }

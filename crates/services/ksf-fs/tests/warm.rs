@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::time::{Duration, Instant, SystemTime};
 
 use ksf_fs::{
-    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Handle, Lane, LaneOptions, Lanes, OpenHow, ReadDone,
-    Seen, Squash, WARM_READ_BYTES_MAX, Warm,
+    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, Handle, Lane, LaneOptions, Lanes, OpenFile,
+    OpenHow, ReadDone, Seen, Squash, WARM_READ_BYTES_MAX, WarmShare,
 };
 use ksf_test::root_or_skip;
 
@@ -15,6 +16,42 @@ const ALL: Access = Access::from_bits_truncate(7);
 
 fn lanes() -> Lanes {
     Lanes::start(&LaneOptions { threads: 2 }, 1).unwrap()
+}
+
+/// The shard, with a connection that has its share of a turn before it for each call.
+#[derive(Clone, Copy)]
+struct Shard<'a> {
+    fs: &'a Fs,
+    lanes: &'a Lanes,
+}
+
+impl Shard<'_> {
+    fn getattr(self, handle: &Handle) -> Option<Attr> {
+        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).getattr(handle)
+    }
+
+    fn access(self, who: &Credential, handle: &Handle, want: Access) -> Option<Seen<Access>> {
+        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).access(who, handle, want)
+    }
+
+    fn lookup(self, who: &Credential, dir: &Handle, name: &[u8]) -> Option<Seen<Found>> {
+        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).lookup(who, dir, name)
+    }
+
+    fn read(
+        self,
+        who: &Credential,
+        file: &Handle,
+        offset: u64,
+        wanted: usize,
+        into: &mut Vec<u8>,
+    ) -> Option<Seen<ReadDone>> {
+        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).read(who, file, offset, wanted, into)
+    }
+
+    fn read_open(self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
+        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).read_open(file, offset, wanted, into)
+    }
 }
 
 /// A file of before, with this mode and owner: rights of what has just changed are not kept.
@@ -37,7 +74,7 @@ fn until_kept<A, T>(mut ask: impl FnMut() -> A, mut warm: impl FnMut() -> Option
 }
 
 fn read(
-    warm: Warm<'_>,
+    warm: Shard<'_>,
     who: &Credential,
     file: &Handle,
     offset: u64,
@@ -58,7 +95,7 @@ fn but_for_access_time(attr: Option<Attr>) -> Option<Attr> {
 fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_lane() {
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file");
         assert_eq!(warm.getattr(&file.handle), Some(served.fs.getattr(lane, &file.handle).unwrap()));
@@ -68,7 +105,7 @@ fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_l
         assert_eq!(warm.getattr(&file.handle), None, "its descriptor is kept, and it has no name");
         assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
         let served = served.restarted();
-        assert_eq!(served.fs.warm(&lanes).getattr(served.root()), None, "nothing was opened");
+        assert_eq!((Shard { fs: &served.fs, lanes: &lanes }).getattr(served.root()), None, "nothing was opened");
     });
 }
 
@@ -77,7 +114,7 @@ fn names_are_looked_up_by_those_who_may_search_the_folder() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("folder/file"), "text").unwrap();
         std::os::unix::fs::symlink("/", served.path("folder/link")).unwrap();
@@ -118,7 +155,7 @@ fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         old_file(&served, "file", (1000, 100, 0o640), b"text");
         let file = served.find(lane, "file").handle;
         let all = [(1000, 7), (1001, 100), (1002, 7), (0, 0)].map(|(uid, gid)| Credential::unix(uid, gid, &[]));
@@ -130,10 +167,15 @@ fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
             let told = until_kept(|| served.fs.access(lane, who, &file, read), || warm.access(who, &file, read));
             assert_eq!(told, served.fs.access(lane, who, &file, read));
         }
+        let changed = Instant::now();
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o604)).unwrap();
         for who in &all {
             assert_eq!(warm.access(who, &file, ALL), None, "of before the change");
         }
+        served.fs.access(lane, &all[0], &file, ALL);
+        let told = warm.access(&all[0], &file, ALL);
+        // A clock of 10 ms may give a change of now the same time.
+        assert!(told.is_none() || changed.elapsed() > Duration::from_millis(80));
     });
 }
 
@@ -142,7 +184,7 @@ fn nobody_writes_to_an_export_that_is_read_only() {
     on_lane(|lane| {
         let options = ExportOptions { squash: Squash::None, read_only: true, ..ExportOptions::default() };
         let (served, lanes) = (Served::new(options), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         let handle = served.root().clone();
         let told = until_kept(|| served.fs.access(lane, &root(), &handle, ALL), || warm.access(&root(), &handle, ALL));
         assert_eq!(told.result, Ok(Access::READ | Access::EXECUTE));
@@ -154,7 +196,7 @@ fn bytes_in_memory_are_read_by_those_who_may() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         old_file(&served, "file", (1000, 100, 0o600), &bytes);
         let file = served.find(lane, "file").handle;
@@ -193,7 +235,7 @@ fn bytes_in_memory_are_read_by_those_who_may() {
 fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         fs::write(served.path("file"), "0123456789").unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
@@ -203,6 +245,10 @@ fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
         if !is_read_at_once(&served.export) {
             return;
         }
+        until_kept(
+            || served.fs.read_open(lane, &open, 0, 1, &mut Vec::new()),
+            || warm.read_open(&open, 0, 1, &mut Vec::new()),
+        );
         let mut into = Vec::new();
         assert_eq!(warm.read_open(&open, 2, 6, &mut into), Some(6));
         assert_eq!(warm.read_open(&open, 8, 6, &mut into), Some(2));
@@ -216,7 +262,7 @@ fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
 fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
@@ -232,16 +278,99 @@ fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
     });
 }
 
-/// Whether the file system of the tests has RWF_NOWAIT.
+#[test]
+fn a_shard_does_not_have_the_medium_read() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
+        let file = served.find(lane, "file").handle;
+        let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
+        served.fs.read_open(lane, &open, 0, 1, &mut Vec::new()).unwrap();
+        let content = fs::File::open(served.path("file")).unwrap();
+        content.sync_all().unwrap();
+        // Bytes that this thread has had the medium read (proc_pid_io(5)).
+        let io = || fs::read_to_string("/proc/thread-self/io").unwrap();
+        let read_bytes = || io().lines().find_map(|line| line.strip_prefix("read_bytes: ").map(str::to_owned)).unwrap();
+        for offset in [(2 << 20) - 32_768, 2 << 20, 3 << 20, (2 << 20) - 65_536] {
+            rustix::fs::fadvise(&content, 2 << 20, None, rustix::fs::Advice::DontNeed).unwrap();
+            let before = read_bytes();
+            warm.read_open(&open, offset, 65_536, &mut Vec::new());
+            assert_eq!(read_bytes(), before, "{offset}");
+        }
+    });
+}
+
+#[test]
+fn a_read_that_changes_the_time_of_the_last_access_is_left_to_a_lane() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        fs::write(served.path("file"), "text").unwrap();
+        let file = served.find(lane, "file").handle;
+        let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
+        let content = fs::File::options().write(true).open(served.path("file")).unwrap();
+        for _ in 0..3 {
+            let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+            content.set_times(fs::FileTimes::new().set_accessed(long_ago)).unwrap();
+            let before = served.fs.getattr(lane, &file).unwrap();
+            let read = warm.read_open(&open, 0, 4, &mut Vec::new());
+            assert!(read.is_none() || has_no_access_times(&served.export));
+            assert_eq!(served.fs.getattr(lane, &file).unwrap().atime, before.atime);
+            if is_read_at_once(&served.export) {
+                until_kept(
+                    || served.fs.read_open(lane, &open, 0, 4, &mut Vec::new()),
+                    || warm.read_open(&open, 0, 4, &mut Vec::new()),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_connection_has_its_share_of_a_turn() {
+    on_lane(|lane| {
+        let (served, lanes) = (Served::open_to_all(), lanes());
+        fs::write(served.path("file"), "text").unwrap();
+        let file = served.find(lane, "file").handle;
+        let (mut one, mut two) = (WarmShare::default(), WarmShare::default());
+        let look = |turn, share: &mut WarmShare| served.fs.warm(&lanes, turn, share).getattr(&file).is_some();
+        let answered = (0..10_000).filter(|_| look(1, &mut one)).count();
+        assert!((100..1000).contains(&answered), "{answered}");
+        assert!(!look(1, &mut one));
+        assert!(look(1, &mut two), "another connection");
+        assert!(look(2, &mut one), "another turn");
+        let mut none = Vec::new();
+        let reads = (0..10_000).take_while(|turn| {
+            let mut warm = served.fs.warm(&lanes, 3, &mut one);
+            warm.read(&root(), &file, *turn, WARM_READ_BYTES_MAX, &mut none);
+            look(3, &mut one)
+        });
+        assert!(reads.count() < answered / 2, "long reads are more than a step");
+    });
+}
+
+/// Whether the mount has `noatime`.
+fn has_no_access_times(export: &Export) -> bool {
+    rustix::fs::statvfs(export.path()).unwrap().f_flag.contains(rustix::fs::StatVfsMountFlags::NOATIME)
+}
+
+/// Whether a kernel and the file system of the tests have reads that do not wait: cachestat(2), RWF_NOWAIT, and no change of the time
+/// of the last access with each read.
 fn is_read_at_once(export: &Export) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap(), numbers.next().unwrap());
     let path = export.path().join("probe");
     fs::write(&path, "text").unwrap();
     let file = fs::File::open(&path).unwrap();
     let mut into = [0; 4];
-    let read =
-        rustix::io::preadv2(&file, &mut [std::io::IoSliceMut::new(&mut into)], 0, rustix::io::ReadWriteFlags::NOWAIT);
+    let parts = &mut [std::io::IoSliceMut::new(&mut into)];
+    let read = rustix::io::preadv2(&file, parts, 0, rustix::io::ReadWriteFlags::NOWAIT);
     fs::remove_file(path).unwrap();
-    read.is_ok()
+    let mount = rustix::fs::fstatvfs(&file).unwrap().f_flag;
+    let lazy = rustix::fs::StatVfsMountFlags::RELATIME | rustix::fs::StatVfsMountFlags::NOATIME;
+    version >= (6, 5) && read.is_ok() && mount.intersects(lazy)
 }
 
 /// A shard closes nothing, and what it leaves to others does not grow.
@@ -249,13 +378,12 @@ fn is_read_at_once(export: &Export) -> bool {
 fn descriptors_of_many_look_ups_are_closed_by_lanes() {
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = served.fs.warm(&lanes);
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
         fs::write(served.path("file"), "text").unwrap();
         let dir = served.root().clone();
         let look = |lane: &mut Lane| served.fs.lookup(lane, &root(), &dir, b"file");
         until_kept(|| look(lane), || warm.lookup(&root(), &dir, b"file"));
-        let before = served.fs.counters().warm;
-        let mut answered = 0;
+        let mut answered = 0_u32;
         for _ in 0..20_000 {
             match warm.lookup(&root(), &dir, b"file") {
                 Some(_) => answered += 1,
@@ -264,7 +392,6 @@ fn descriptors_of_many_look_ups_are_closed_by_lanes() {
                 }
             }
         }
-        assert_eq!(served.fs.counters().warm - before, answered);
         assert!(answered > 10_000, "{answered}");
         ksf_test::wait_until("the lanes have closed them", || lanes.counters().queued_jobs == 0);
         let target = served.path("file");

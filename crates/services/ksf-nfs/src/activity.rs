@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::Peer;
+use ksf_fs::WarmShare;
 
 use crate::drc::Origin;
 use crate::program::sender_of;
@@ -105,6 +106,8 @@ impl Cells {
 pub struct Connection {
     pub(crate) origin: Origin,
     pub(crate) client: Arc<Cells>,
+    /// What it has had done on the shard.
+    pub(crate) share: WarmShare,
 }
 
 impl Drop for Connection {
@@ -133,7 +136,7 @@ impl Activity {
             Peer::Udp(_) => Arc::new(Cells { connections: AtomicU64::new(1), ..Cells::default() }),
             peer => self.cells(Client::of(sender_of(*peer).ip())),
         };
-        Connection { origin: Origin::new(), client }
+        Connection { origin: Origin::new(), client, share: WarmShare::default() }
     }
 
     /// The counters of a client that connects.

@@ -83,8 +83,14 @@ impl NfsProgram {
         }
     }
 
-    /// Answers a call, or gives it to a lane.
-    pub(crate) fn call(&self, connection: &Connection, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+    /// Answers a call in this turn of the shard, or gives it to a lane.
+    pub(crate) fn call(
+        &self,
+        turn: u64,
+        connection: &mut Connection,
+        call: &RpcCall<'_>,
+        reply: RpcReply<'_>,
+    ) -> Answered {
         let started = Instant::now();
         connection.client.called();
         let peer = call.peer();
@@ -114,18 +120,14 @@ impl NfsProgram {
         request.bound(self.core.transfer_bytes_max);
         let mut caller = caller_of(&call.credential);
         let has_groups = self.core.fs.has_groups(&mut caller, request.handles().0);
-        if has_groups && let Some(done) = Warmed::by(self.core.fs.warm(&self.lanes), &caller, &request) {
-            self.core.counters.answered(procedure, done.status(), started.elapsed());
-            return match done {
-                Warmed::Read(ReadDone { head, data }) => {
-                    connection.client.has_read(data.len());
-                    reply.results_with(|out| head.put(out), Chunk::from_vec(data))
-                }
-                done => reply.results(|out| {
-                    done.put(out);
-                    Ok(())
-                }),
-            };
+        if has_groups {
+            let warm = self.core.fs.warm(&self.lanes, turn, &mut connection.share);
+            if let Some(done) = Warmed::by(warm, &caller, &request) {
+                self.core.fs.count_warm();
+                self.core.counters.answered(procedure, done.status(), started.elapsed());
+                connection.client.has_read(done.read_bytes());
+                return done.answer(reply);
+            }
         }
         let (answered, way) = reply.defer_for(request.results_bytes_max());
         let (way, ticket) = if procedure.changes() {

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use ksf::pool::Chunk;
 use ksf_fs::{
     Access, Attr, Changed, Credential, Cursor, Detail, Entry, FILE_SIZE_MAX, FileType, Found, Fs, FsError, Handle,
     Lane, Linked, Listed, Renamed, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
 };
 use ksf_proto::xdr::XdrWrite;
+use ksf_services::rpc::{Answered, RpcReply};
 
 use crate::procedure::Procedure;
 use crate::request::{Request, status_of};
@@ -105,7 +107,7 @@ pub(crate) enum Warmed {
 
 impl Warmed {
     /// Carries a request out if that takes no lane.
-    pub(crate) fn by(fs: Warm<'_>, caller: &Credential, request: &Request) -> Option<Self> {
+    pub(crate) fn by(mut fs: Warm<'_>, caller: &Credential, request: &Request) -> Option<Self> {
         Some(match request {
             Request::Getattr { object } => Self::Getattr(fs.getattr(object)?),
             Request::Lookup { dir, name } => Self::Lookup(fs.lookup(caller, dir, name)?),
@@ -120,29 +122,33 @@ impl Warmed {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let failed = match self {
-            Self::Lookup(Seen { result: Err(error), .. }) | Self::Access(Seen { result: Err(error), .. }, _) => error,
-            _ => return Status::OK,
-        };
-        status_of(*failed)
-    }
-
-    /// Writes the results; those of a READ are better sent from where they lie.
-    pub(crate) fn put(self, out: &mut Vec<u8>) {
         match self {
-            Self::Getattr(attr) => {
-                put_status(out, Status::OK);
-                put_attr(out, &attr);
-            }
-            Self::Lookup(seen) => {
-                put_found(out, seen);
-            }
-            Self::Access(seen, wanted) => {
-                put_access(out, seen, wanted);
-            }
-            Self::Read(done) => done.put(out),
+            Self::Lookup(Seen { result: Err(error), .. }) => status_of(*error),
+            _ => Status::OK,
         }
     }
+
+    /// Data of a READ.
+    pub(crate) fn read_bytes(&self) -> usize {
+        if let Self::Read(done) = self { done.data.len() } else { 0 }
+    }
+
+    pub(crate) fn answer(self, reply: RpcReply<'_>) -> Answered {
+        match self {
+            // From where they lie.
+            Self::Read(ReadDone { head, data }) => reply.results_with(|out| head.put(out), Chunk::from_vec(data)),
+            Self::Getattr(attr) => results(reply, |out| put_attributes(out, &attr)),
+            Self::Lookup(seen) => results(reply, |out| put_found(out, seen)),
+            Self::Access(seen, wanted) => results(reply, |out| put_access(out, seen, wanted)),
+        }
+    }
+}
+
+fn results(reply: RpcReply<'_>, put: impl FnOnce(&mut Vec<u8>) -> Status) -> Answered {
+    reply.results(|out| {
+        put(out);
+        Ok(())
+    })
 }
 
 /// A procedure that was carried out, with its results.
@@ -201,11 +207,7 @@ pub(crate) fn run(
 ) -> Ran {
     let status = match request {
         Request::Getattr { object } => match fs.getattr(lane, object) {
-            Ok(attr) => {
-                put_status(out, Status::OK);
-                put_attr(out, &attr);
-                Status::OK
-            }
+            Ok(attr) => put_attributes(out, &attr),
             Err(error) => failed(out, error, |_| ()),
         },
         Request::Setattr { object, to, guard } => {
@@ -309,6 +311,13 @@ pub(crate) fn run(
         Request::Commit { file } => return committed(out, fs.commit(lane, file)),
     };
     status.into()
+}
+
+/// Results of a GETATTR.
+fn put_attributes(out: &mut Vec<u8>, attr: &Attr) -> Status {
+    put_status(out, Status::OK);
+    put_attr(out, attr);
+    Status::OK
 }
 
 /// Results of LOOKUP.

@@ -38,7 +38,8 @@ impl NfsService {
 }
 
 impl Service for NfsService {
-    type Shard = ();
+    /// Counts its turns.
+    type Shard = u64;
     type Conn = Connection;
     type Mode = Unlogged;
 
@@ -48,26 +49,31 @@ impl Service for NfsService {
             order: Order::Free,
             // The data of a WRITE lie where they were received until they are in the file.
             keeps_messages: true,
+            turn_ends: true,
             ..Profile::new(&self.name, Framing::RecordMark)
         }
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<u64> {
+        Ok(0)
     }
 
-    fn accept(&self, (): &mut (), peer: &Peer) -> Result<Connection, Refused> {
+    fn turn_end(&self, turn: &mut u64, _: &mut Turn<'_>) {
+        *turn += 1;
+    }
+
+    fn accept(&self, _: &mut u64, peer: &Peer) -> Result<Connection, Refused> {
         Ok(self.nfs.core.activity.connect(peer))
     }
 
-    fn call(&self, (): &mut (), connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, turn: &mut u64, connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.programs.call(message, reply, |call, reply| match call.program {
             MOUNT_PROGRAM => self.mount.call(call, reply),
-            _ => self.nfs.call(connection, call, reply),
+            _ => self.nfs.call(*turn, connection, call, reply),
         });
     }
 
-    fn reply_bytes(&self, (): &mut (), _: &mut Connection, message: &[u8]) -> usize {
+    fn reply_bytes(&self, _: &mut u64, _: &mut Connection, message: &[u8]) -> usize {
         self.nfs.reply_bytes(message)
     }
 

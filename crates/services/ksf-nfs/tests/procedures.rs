@@ -9,6 +9,7 @@ use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, rea
 use ksf_proto::oncrpc::{Accepted, MOUNT_PROGRAM, NFS_PROGRAM, Reply, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
+use ksf_test::wait_until;
 
 const NOENT: u32 = 2;
 const EXIST: u32 = 17;
@@ -504,4 +505,65 @@ fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
     assert_eq!((status, mounted), (ReplyStatus::Accepted(Accepted::Success), OK));
     assert_eq!(XdrReader::new(&rest).opaque(64).unwrap(), root);
     serving.stop();
+}
+
+/// The ways of a call: on a lane, and on the shard when the kernel has all of it in memory.
+#[test]
+fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {
+    let place = Place::new();
+    fs::write(place.path("file"), vec![b'f'; 10_000]).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let at_once = || serving.nfs.files().fs_counters().warm;
+    let before = serving.nfs.clients()[0];
+    let (mut calls, mut read_bytes) = (0, 0);
+    let file = client.lookup(&root, "file");
+    let mut args = vec![
+        (1, handle(&file)),
+        (3, named(&root, "file")),
+        (3, named(&root, "missing")),
+        (4, [handle(&file), words(&[0x3f])].concat()),
+        (4, [handle(&root), words(&[0x1f])].concat()),
+    ];
+    if reads_at_once(&place) {
+        args.extend(
+            [(0, 4096), (9_999, 4096), (10_000, 1), (5_000, 3)]
+                .map(|(offset, count)| (6, read_args(&file, offset, count))),
+        );
+    }
+    for (procedure, args) in args {
+        // Two on lanes: the first read may change the time of the last access.
+        let mut on_lanes = Vec::new();
+        wait_until(format!("{procedure} is answered at once"), || {
+            let before = at_once();
+            let answer = client.nfs(procedure, &args);
+            calls += 1;
+            read_bytes +=
+                if procedure == 6 { u64::from(u32::from_be_bytes(answer.1[88..92].try_into().unwrap())) } else { 0 };
+            if at_once() == before {
+                on_lanes.push(answer);
+                return false;
+            }
+            if let Some(last) = on_lanes.last() {
+                assert_eq!(&answer, last, "{procedure}");
+            }
+            true
+        });
+    }
+    let after = serving.nfs.clients()[0];
+    assert_eq!(after.calls - before.calls, calls + 1, "and the first LOOKUP");
+    assert_eq!(after.read_bytes - before.read_bytes, read_bytes);
+    serving.stop();
+}
+
+/// Whether the kernel tells what is in memory (cachestat(2), since Linux 6.5), and a read does not change the time of the last access
+/// each time.
+fn reads_at_once(place: &Place) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    let mount = rustix::fs::statvfs(place.path("")).unwrap();
+    let lazy = rustix::fs::StatVfsMountFlags::RELATIME | rustix::fs::StatVfsMountFlags::NOATIME;
+    let is_tmpfs = rustix::fs::statfs(place.path("")).unwrap().f_type == 0x0102_1994;
+    (numbers.next(), numbers.next()) >= (Some(6), Some(5)) && mount.f_flag.intersects(lazy) && !is_tmpfs
 }

@@ -56,7 +56,8 @@ enum Next {
 }
 
 impl Service for NinepService {
-    type Shard = ();
+    /// Counts its turns.
+    type Shard = u64;
     type Conn = Session;
     type Mode = ksf::Unlogged;
 
@@ -66,20 +67,25 @@ impl Service for NinepService {
             order: Order::Free,
             // The data of a Twrite lie where they were received until they are in the file.
             keeps_messages: true,
+            turn_ends: true,
             ..Profile::new(&self.name, Framing::LengthPrefix(SIZE))
         }
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<u64> {
+        Ok(0)
     }
 
-    fn accept(&self, (): &mut (), peer: &Peer) -> Result<Session, Refused> {
+    fn turn_end(&self, turn: &mut u64, _: &mut Turn<'_>) {
+        *turn += 1;
+    }
+
+    fn accept(&self, _: &mut u64, peer: &Peer) -> Result<Session, Refused> {
         let sender = Sender::new(if let Peer::Tcp(address) = peer { Some(*address) } else { None });
         Ok(Session::new(sender, self.core.fids_max))
     }
 
-    fn call(&self, (): &mut (), session: &mut Session, message: &Message<'_>, reply: &mut Replies<'_>) {
+    fn call(&self, turn: &mut u64, session: &mut Session, message: &Message<'_>, reply: &mut Replies<'_>) {
         let started = Instant::now();
         let Ok(Header { kind, tag }) = Header::parse(message.bytes()) else { return reply.close() };
         let request = match Request::parse(message.bytes()) {
@@ -108,7 +114,8 @@ impl Service for NinepService {
         match next {
             Ok(Next::Answered) => self.core.counters.answered(kind, true, started.elapsed()),
             Ok(Next::Lane(work)) => {
-                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes), tag) {
+                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes, *turn, &mut session.share), tag) {
+                    self.core.fs.count_warm();
                     return self.finish(session, (kind, tag), started, done, reply);
                 }
                 let job = self.job(session, (kind, tag), started, self.reply_bytes_of(session, message.bytes()), reply);
@@ -135,7 +142,7 @@ impl Service for NinepService {
         }
     }
 
-    fn resume(&self, (): &mut (), session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
+    fn resume(&self, _: &mut u64, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
         let Ok(ended) = state.downcast::<Ended>() else { return reply.close() };
         let Ended { kind, tag, session: number, started, done: Done { answer, change }, unnamed } = *ended;
         if number != session.number() {
@@ -168,7 +175,7 @@ impl Service for NinepService {
         }
     }
 
-    fn reply_bytes(&self, (): &mut (), session: &mut Session, message: &[u8]) -> usize {
+    fn reply_bytes(&self, _: &mut u64, session: &mut Session, message: &[u8]) -> usize {
         self.reply_bytes_of(session, message)
     }
 
@@ -176,7 +183,7 @@ impl Service for NinepService {
         SessionState { is_stranger: session.msize == 0, bytes: session.bytes(), ..SessionState::default() }
     }
 
-    fn close(&self, (): &mut (), mut session: Session) {
+    fn close(&self, _: &mut u64, mut session: Session) {
         self.close_files(session.restart(0));
     }
 

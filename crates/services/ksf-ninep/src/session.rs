@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ksf::deferred::Deferred;
-use ksf_fs::{OpenFile, Sender};
+use ksf_fs::{OpenFile, Sender, WarmShare};
 
 use crate::fids::{Change, Fids};
 
@@ -17,6 +17,8 @@ pub struct Session {
     /// Greatest message, both ways; 0: there was no Tversion that was understood.
     pub(crate) msize: u32,
     pub(crate) fids: Fids,
+    /// What it has had done on the shard.
+    pub(crate) share: WarmShare,
     /// Counts the sessions of the connection: what began in an earlier one is not answered any more.
     number: u64,
     /// Requests that are under way.
@@ -25,7 +27,14 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(sender: Sender, fids_max: usize) -> Self {
-        Self { sender, msize: 0, fids: Fids::new(fids_max), number: 0, tags: HashMap::new() }
+        Self {
+            sender,
+            msize: 0,
+            fids: Fids::new(fids_max),
+            share: WarmShare::default(),
+            number: 0,
+            tags: HashMap::new(),
+        }
     }
 
     /// The session that a request belongs to.

@@ -275,7 +275,7 @@ impl Work {
     }
 
     /// Carries it out on the shard, if that needs no lane.
-    pub(crate) fn at_once(&self, fs: Warm<'_>, tag: u16) -> Option<Done> {
+    pub(crate) fn at_once(&self, mut fs: Warm<'_>, tag: u16) -> Option<Done> {
         match self {
             Self::Getattr { node, .. } => {
                 let stat = stat_of(&fs.getattr(&node.handle)?);

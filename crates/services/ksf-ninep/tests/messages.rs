@@ -8,7 +8,7 @@ use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
 use ksf_fs::Squash;
 use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
-use ksf_test::{is_root, root_or_skip};
+use ksf_test::{is_root, root_or_skip, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -641,5 +641,29 @@ fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     let [one, mut two] = clients;
     drop(one);
     ksf_test::wait_until("the lock ends with its connection", || lock(&mut two, 1, 0, 0) == Ok(0));
+    serving.stop();
+}
+
+/// A walk that fails on the shard gives its fid back, as one that fails on a lane.
+#[test]
+fn what_the_shard_answers_is_what_a_lane_answers() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("a/b")).unwrap();
+    fs::write(place.path("a/b/file"), "text").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let at_once = || serving.ninep.files().fs_counters().warm;
+    let expected = client.walk(ROOT, 1, "a/b/file").unwrap();
+    let stat = client.stat(1).unwrap();
+    wait_until("walks and attributes are told at once", || {
+        let before = at_once();
+        assert_eq!(client.walk(ROOT, 2, "a/b/file").unwrap(), expected);
+        assert_eq!(client.walk(ROOT, 3, "a/b/missing").unwrap(), expected[..2]);
+        assert_eq!(client.walk(ROOT, 3, "missing"), Err(libc::ENOENT));
+        assert_eq!(client.stat(3), Err(libc::EBADF), "it was made by neither");
+        assert_eq!(client.stat(2).unwrap(), stat);
+        client.clunk(2).unwrap();
+        at_once() == before + 4
+    });
     serving.stop();
 }

@@ -25,7 +25,7 @@ pub(crate) fn possible(want: Access, export: &Export) -> Access {
 }
 
 /// Those of the rights that the kernel grants this thread.
-pub(crate) fn granted(object: &OwnedFd, want: Access) -> Access {
+fn granted(object: &OwnedFd, want: Access) -> Access {
     let asked = [Access::READ, Access::WRITE, Access::EXECUTE].into_iter().filter(|right| want.contains(*right));
     let granted = asked.filter(|right| sys::access(object, right.bits()).is_ok());
     granted.fold(Access::NONE, |all, right| all | right)
