@@ -1,11 +1,11 @@
 //! Random calls, and the same on a plain folder: results and trees are alike.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
 
+use crate::common::tree::tree;
 use crate::common::{Served, on_lane, root};
 use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, SetAttr, Stable};
 use proptest::prelude::*;
@@ -184,29 +184,6 @@ fn by_handles(served: &Served, lane: &mut Lane, step: &Step) -> Outcome {
         Ok(Vec::new())
     })();
     done.map_err(|error| error.kind())
-}
-
-/// Path, mode, links, and content or target of everything below a folder.
-fn tree(folder: &Path) -> BTreeMap<PathBuf, (u32, u64, Vec<u8>)> {
-    let mut all = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(dir) = folders.pop() {
-        for entry in fs::read_dir(&dir).unwrap() {
-            let path = entry.unwrap().path();
-            let metadata = fs::symlink_metadata(&path).unwrap();
-            let content = if metadata.is_dir() {
-                folders.push(path.clone());
-                Vec::new()
-            } else if metadata.is_symlink() {
-                fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
-            } else {
-                fs::read(&path).unwrap()
-            };
-            let name = path.strip_prefix(folder).unwrap().to_owned();
-            all.insert(name, (metadata.mode(), metadata.nlink(), content));
-        }
-    }
-    all
 }
 
 proptest! {

@@ -165,12 +165,12 @@ impl Service for NinepService {
             return job.submit(&self.lanes, work);
         }
         self.finish(session, (kind, tag), started, Done { answer, change }, reply);
-        // Behind the reply, which is in the output already.
+        // Behind the reply, and before those to whatever is read next: their tags are free now.
         for (flush, way) in session.end(tag) {
-            let mut message = Vec::new();
-            match (Reply::Flush {}).put(flush, &mut message) {
-                Ok(()) => way.reply(message),
-                Err(_) => way.no_reply(),
+            way.no_reply();
+            if reply.message(|out| (Reply::Flush {}).put(flush, out)).is_err() {
+                // It always fits.
+                reply.close();
             }
         }
     }

@@ -3,4 +3,5 @@
 mod common;
 mod large_folder;
 mod messages;
+mod model;
 mod session;
