@@ -1,5 +1,7 @@
 # $EXPORT is mounted at /mnt by the kernel's client of 9P, with $ACCESS and $CACHE. It has a tree with its sums, and a folder of $ENTRIES entries.
 options="trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576,access=$ACCESS"
+# Without a user in each attach, all requests are those of the one in the mount.
+test "$ACCESS" != any || options=$options,uname=0
 mkdir -p /mnt /other
 mount -t 9p -o "$options,cache=$CACHE" 10.0.2.2 /mnt
 cd /mnt/tree
@@ -59,7 +61,7 @@ chmod 600 secret
 mkdir -m 777 shared
 user() { setpriv --reuid=1001 --regid=1002 --clear-groups "$@"; }
 if user cat secret 2>/dev/null; then exit 1; fi
-user touch shared/mine
+user sh -c ': >shared/mine'
 if user rm secret 2>/dev/null; then exit 1; fi
 mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
