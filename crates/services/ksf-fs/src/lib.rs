@@ -66,7 +66,7 @@ pub use lanes::{LaneCounters, LaneOptions, Lanes};
 pub use layer::{Fs, FsCounters, FsOptions};
 pub use ops::{
     Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, Listed, LockKind, LockRange, Node, OpenFile,
-    OpenHow, PathConf, ReadDone, Stable, TIME_DELTA, Written, XATTR_BYTES_MAX, XattrHow,
+    OpenHow, PathConf, ReadDone, Stable, TIME_DELTA, Written, XATTR_BYTES_MAX, XattrHow, XattrOf,
 };
 pub use owed::Owed;
 pub use pool::Length;

@@ -24,7 +24,7 @@ pub(crate) use settle::changed_for_good;
 pub use list::{Cursor, Detail, Entry, Listed};
 pub use lock::{LockKind, LockRange};
 pub use open::{OpenFile, OpenHow};
-pub use xattr::{XATTR_BYTES_MAX, XattrHow};
+pub use xattr::{XATTR_BYTES_MAX, XattrHow, XattrOf};
 
 /// Bytes of a file, at most (off_t).
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;

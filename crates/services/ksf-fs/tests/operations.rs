@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use ksf_fs::{
     Access, CreateHow, Credential, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time,
-    XattrHow,
+    XattrHow, XattrOf,
 };
 
 /// Nothing but the server changes what it exports.
@@ -446,7 +446,7 @@ fn extended_attributes_are_those_of_the_object_and_of_its_caller() {
     let served = Served::open_to_all();
     on_lane(|lane| {
         let found = served.make(lane, "file");
-        let (fs, file) = (&served.fs, &found.handle);
+        let (fs, file) = (&served.fs, XattrOf::Handle(&found.handle));
         let mut set = |name: &[u8], value: &[u8], how| fs.set_xattr(lane, &root(), file, (name, value), how);
         if set(b"user.one", b"1", XattrHow::Any).is_err_and(|error| error.kind() == ErrorKind::NotSupported) {
             return ksf_test::skip("the file system has no user attributes");

@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, SetAttr};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -152,14 +152,10 @@ impl Service for NinepService {
             return;
         }
         // What has no name any more is known by what is open of it, under whichever fid.
-        if let (Some((node, to)), Answer::Error(Errno::STALE)) = (unnamed, &answer)
-            && let Some(file) = session.fids.open_of(&node.handle)
+        if let (Some(work), Answer::Error(Errno::STALE)) = (unnamed, &answer)
+            && let Some(file) = session.fids.open_of(work.handle())
         {
-            let open = Some(file.clone());
-            let work = match to {
-                Some(to) => Work::Setattr { node, open, to },
-                None => Work::Getattr { node, open },
-            };
+            let work = work.with_open(file.clone());
             let core = Arc::clone(&self.core);
             let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
             return job.submit(&self.lanes, work);
@@ -350,7 +346,7 @@ impl NinepService {
             Request::Statfs { fid } => Work::Statfs { node: shared(fids.node(fid)?) },
             Request::Clunk { fid } => match fids.remove(fid)? {
                 Removed::File(_, Some(file)) => Work::Clunk { file },
-                Removed::Setting(setting) => Work::SetXattr { setting },
+                Removed::Setting(setting) => Work::SetXattr { setting: Arc::new(setting), open: None },
                 Removed::File(_, None) | Removed::Value => {
                     say(reply, tag, Reply::Clunk {})?;
                     return Ok(Next::Answered);
@@ -412,7 +408,7 @@ impl NinepService {
             }
             Request::Xattrwalk { fid, newfid, name } => {
                 let node = shared(fids.node(fid)?);
-                Work::Xattrwalk { id: fids.reserve(newfid)?, node, name: name.into() }
+                Work::Xattrwalk { id: fids.reserve(newfid)?, node, name: name.into(), open: None }
             }
             Request::Xattrcreate { fid, name, size, flags } => {
                 fids.begin_value(fid, name, (size, flags), reply.session_room())?;
@@ -487,8 +483,8 @@ struct Ended {
     session: u64,
     started: Instant,
     done: Done,
-    /// What was asked for or changed by its handle.
-    unnamed: Option<(Arc<Node>, Option<SetAttr>)>,
+    /// The request, if it was about attributes and went by the handle.
+    unnamed: Option<Work>,
 }
 
 impl Job {
@@ -516,7 +512,7 @@ impl Job {
         self.end_with(done, None);
     }
 
-    fn end_with(self, done: Done, unnamed: Option<(Arc<Node>, Option<SetAttr>)>) {
+    fn end_with(self, done: Done, unnamed: Option<Work>) {
         let Self { core: _, way, kind, tag, session, started } = self;
         way.resume(Ended { kind, tag, session, started, done, unnamed });
     }

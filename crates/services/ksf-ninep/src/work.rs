@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
-    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XattrHow,
+    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XattrHow, XattrOf,
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
@@ -137,10 +137,12 @@ pub(crate) enum Work {
         id: FidId,
         node: Arc<Node>,
         name: Name,
+        open: Option<OpenFile>,
     },
     /// What was written to the fid of an extended attribute is set: its Tclunk.
     SetXattr {
-        setting: Setting,
+        setting: Arc<Setting>,
+        open: Option<OpenFile>,
     },
     /// `None`: the lock is given back.
     Lock {
@@ -231,7 +233,7 @@ impl Work {
             | Self::Renameat { from: node, .. }
             | Self::Unlinkat { dir: node, .. }
             | Self::Remove { node, .. } => &node.handle,
-            Self::SetXattr { setting } => &setting.node.handle,
+            Self::SetXattr { setting, .. } => &setting.node.handle,
             Self::Read { file, .. }
             | Self::Readdir { folder: file, .. }
             | Self::Clunk { file }
@@ -247,19 +249,35 @@ impl Work {
         let more = match self {
             Self::Write { data, .. } => data.len(),
             Self::Symlink { target, .. } => target.len(),
-            Self::SetXattr { setting } => setting.size,
+            Self::SetXattr { setting, .. } => setting.size,
             _ => 0,
         };
         size_of::<Self>() + more
     }
 
-    /// What asks for attributes by a handle, or changes them, may do so by what is open of the object: with what it changes.
-    pub(crate) fn by_handle(&self) -> Option<(Arc<Node>, Option<SetAttr>)> {
+    /// What asks for attributes by a handle, or changes them, once more: [`Work::with_open`] does it by what is open of the object.
+    pub(crate) fn by_handle(&self) -> Option<Self> {
+        let open = None;
         match self {
-            Self::Getattr { node, open: None } => Some((Arc::clone(node), None)),
-            Self::Setattr { node, open: None, to } => Some((Arc::clone(node), Some(*to))),
+            Self::Getattr { node, open: None } => Some(Self::Getattr { node: Arc::clone(node), open }),
+            Self::Setattr { node, open: None, to } => Some(Self::Setattr { node: Arc::clone(node), open, to: *to }),
+            Self::Xattrwalk { id, node, name, open: None } => {
+                Some(Self::Xattrwalk { id: *id, node: Arc::clone(node), name: name.clone(), open })
+            }
+            Self::SetXattr { setting, open: None } => Some(Self::SetXattr { setting: Arc::clone(setting), open }),
             _ => None,
         }
+    }
+
+    pub(crate) fn with_open(mut self, file: OpenFile) -> Self {
+        if let Self::Getattr { open, .. }
+        | Self::Setattr { open, .. }
+        | Self::Xattrwalk { open, .. }
+        | Self::SetXattr { open, .. } = &mut self
+        {
+            *open = Some(file);
+        }
+        self
     }
 
     /// What becomes of its fid if it fails.
@@ -434,16 +452,17 @@ impl Work {
                 removed?;
                 plain(Reply::Remove {})
             }
-            Self::Xattrwalk { id, node, name } => {
+            Self::Xattrwalk { id, node, name, open } => {
+                let object = object_of(&node, open.as_ref());
                 let value = match &*name {
-                    b"" => fs.xattr_names(lane, &node.caller, &node.handle)?,
-                    name => fs.xattr(lane, &node.caller, &node.handle, name)?,
+                    b"" => fs.xattr_names(lane, &node.caller, object)?,
+                    name => fs.xattr(lane, &node.caller, object, name)?,
                 };
                 let reply = Reply::Xattrwalk { size: value.len() as u64 };
                 Done::message(tag, reply, Some(Change::Value(id, value.into())))
             }
-            Self::SetXattr { setting } => {
-                set_xattr(fs, lane, &setting)?;
+            Self::SetXattr { setting, open } => {
+                set_xattr(fs, lane, &setting, open.as_ref())?;
                 plain(Reply::Clunk {})
             }
             Self::Lock { file, kind, range } => {
@@ -544,17 +563,22 @@ fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usi
     if data.is_empty() && !has_room { Err(Errno::INVAL) } else { Ok(data) }
 }
 
-fn set_xattr(fs: &Fs, lane: &mut Lane, setting: &Setting) -> Result<(), Errno> {
+fn object_of<'a>(node: &'a Node, open: Option<&'a OpenFile>) -> XattrOf<'a> {
+    open.map_or(XattrOf::Handle(&node.handle), XattrOf::Open)
+}
+
+fn set_xattr(fs: &Fs, lane: &mut Lane, setting: &Setting, open: Option<&OpenFile>) -> Result<(), Errno> {
     let Setting { node, name, size, value, how } = setting;
     if value.len() != *size {
         return Err(Errno::INVAL);
     }
+    let object = object_of(node, open);
     // So Linux removes an attribute.
     let is_removed = value.is_empty() && *how == XattrHow::Replace;
     let done = if is_removed {
-        fs.remove_xattr(lane, &node.caller, &node.handle, name)
+        fs.remove_xattr(lane, &node.caller, object, name)
     } else {
-        fs.set_xattr(lane, &node.caller, &node.handle, (name, value), *how)
+        fs.set_xattr(lane, &node.caller, object, (name, value), *how)
     };
     Ok(done?)
 }

@@ -592,6 +592,57 @@ fn extended_attributes_are_read_and_written_by_fids_of_their_own() {
 }
 
 #[test]
+fn extended_attributes_of_a_removed_file_are_those_of_the_open_one() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    if rustix::fs::setxattr(place.path("file"), "user.one", b"first", rustix::fs::XattrFlags::empty()).is_err() {
+        return ksf_test::skip("the file system has no user attributes");
+    }
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    client.open(2, "file", BOTH).unwrap();
+    client.does(Request::Unlinkat { dirfid: ROOT, name: b"file", flags: 0 }).unwrap();
+    let set = |client: &mut Client, fid, value: &[u8]| {
+        client.walk(fid, 3, "").unwrap();
+        client.does(Request::Xattrcreate { fid: 3, name: b"user.one", size: value.len() as u64, flags: 2 })?;
+        if !value.is_empty() {
+            client.does(Request::Write { fid: 3, offset: 0, data: Data(value) })?;
+        }
+        client.clunk(3)
+    };
+    let get = |client: &mut Client, fid, name: &[u8]| {
+        client.does(Request::Xattrwalk { fid, newfid: 3, name })?;
+        let value = client.read(3, 0, 1000)?;
+        client.clunk(3)?;
+        Ok(value)
+    };
+    // By the fid that is open, and by the one that was walked to: Linux' client takes either.
+    assert_eq!(get(&mut client, 1, b"user.one"), Ok(b"first".to_vec()));
+    for (fid, value) in [(2, b"second"), (1, b"third!")] {
+        set(&mut client, fid, value).unwrap();
+        assert_eq!(get(&mut client, fid, b"user.one"), Ok(value.to_vec()));
+        let names = get(&mut client, fid, b"").unwrap();
+        assert!(names.split(|byte| *byte == 0).any(|name| name == b"user.one"), "{names:?}");
+    }
+    set(&mut client, 1, b"").unwrap();
+    assert_eq!(get(&mut client, 2, b"user.one"), Err(libc::ENODATA));
+    if is_root() {
+        let mut other = serving.user(USER);
+        fs::write(place.path("of root"), "").unwrap();
+        other.open(1, "of root", 0).unwrap();
+        fs::remove_file(place.path("of root")).unwrap();
+        other.walk(1, 3, "").unwrap();
+        other.does(Request::Xattrcreate { fid: 3, name: b"user.x", size: 0, flags: 0 }).unwrap();
+        assert_eq!(other.clunk(3), Err(libc::EACCES), "it is open for reading, and another user's");
+    }
+    client.clunk(2).unwrap();
+    assert_eq!(get(&mut client, 1, b"user.one"), Err(libc::ESTALE), "nothing is open of it");
+    client.walk(ROOT, 3, "").unwrap();
+    serving.stop();
+}
+
+#[test]
 fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     let place = Place::new();
     fs::write(place.path("file"), "").unwrap();

@@ -11,6 +11,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::Fs;
+use crate::ops::open::OpenFile;
 
 /// Bytes of a value, and of the list of names, at most (XATTR_SIZE_MAX, XATTR_LIST_MAX).
 pub const XATTR_BYTES_MAX: usize = 65_536;
@@ -26,24 +27,47 @@ pub enum XattrHow {
     Replace,
 }
 
+/// The object that an attribute is of. What is open may have lost its last name.
+#[derive(Clone, Copy, Debug)]
+pub enum XattrOf<'a> {
+    /// What has this handle.
+    Handle(&'a Handle),
+    /// What is open. The caller's rights matter and not those of whoever opened it.
+    Open(&'a OpenFile),
+}
+
+impl XattrOf<'_> {
+    fn handle(&self) -> &Handle {
+        match self {
+            Self::Handle(handle) => handle,
+            Self::Open(file) => file.handle(),
+        }
+    }
+}
+
 impl Fs {
     /// The value of an attribute.
     pub fn xattr(
         &self,
         lane: &mut Lane,
         credential: &Credential,
-        handle: &Handle,
+        object: XattrOf<'_>,
         name: &[u8],
     ) -> Result<Vec<u8>, FsError> {
         let name = checked(name)?;
-        self.at_path(lane, credential, handle, false, |path| {
+        self.at_path(lane, credential, object, false, |path| {
             filled(|value| rustix::fs::getxattr(path, name.as_c_str(), value))
         })
     }
 
     /// The names of the attributes that the caller may see, each with a NUL behind it.
-    pub fn xattr_names(&self, lane: &mut Lane, credential: &Credential, handle: &Handle) -> Result<Vec<u8>, FsError> {
-        self.at_path(lane, credential, handle, false, |path| filled(|names| rustix::fs::listxattr(path, names)))
+    pub fn xattr_names(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        object: XattrOf<'_>,
+    ) -> Result<Vec<u8>, FsError> {
+        self.at_path(lane, credential, object, false, |path| filled(|names| rustix::fs::listxattr(path, names)))
     }
 
     /// Sets an attribute.
@@ -51,7 +75,7 @@ impl Fs {
         &self,
         lane: &mut Lane,
         credential: &Credential,
-        handle: &Handle,
+        object: XattrOf<'_>,
         (name, value): (&[u8], &[u8]),
         how: XattrHow,
     ) -> Result<(), FsError> {
@@ -61,8 +85,8 @@ impl Fs {
             XattrHow::New => XattrFlags::CREATE,
             XattrHow::Replace => XattrFlags::REPLACE,
         };
-        self.at_path(lane, credential, handle, true, |path| rustix::fs::setxattr(path, name.as_c_str(), value, flags))?;
-        self.owe_names(lane, handle)
+        self.at_path(lane, credential, object, true, |path| rustix::fs::setxattr(path, name.as_c_str(), value, flags))?;
+        self.owe_names(lane, object.handle())
     }
 
     /// Removes an attribute.
@@ -70,12 +94,12 @@ impl Fs {
         &self,
         lane: &mut Lane,
         credential: &Credential,
-        handle: &Handle,
+        object: XattrOf<'_>,
         name: &[u8],
     ) -> Result<(), FsError> {
         let name = checked(name)?;
-        self.at_path(lane, credential, handle, true, |path| rustix::fs::removexattr(path, name.as_c_str()))?;
-        self.owe_names(lane, handle)
+        self.at_path(lane, credential, object, true, |path| rustix::fs::removexattr(path, name.as_c_str()))?;
+        self.owe_names(lane, object.handle())
     }
 
     /// By its name in /proc: the kernel takes no descriptor that is open without its content.
@@ -83,15 +107,22 @@ impl Fs {
         &self,
         lane: &mut Lane,
         credential: &Credential,
-        handle: &Handle,
+        object: XattrOf<'_>,
         changes: bool,
         work: impl FnOnce(&CStr) -> SysResult<T>,
     ) -> Result<T, FsError> {
-        let node = self.node(lane, handle)?;
+        let node;
+        let descriptor = match object {
+            XattrOf::Handle(handle) => {
+                node = self.node(lane, handle)?;
+                node.descriptor.as_raw_fd()
+            }
+            XattrOf::Open(file) => file.descriptor().as_raw_fd(),
+        };
+        let handle = object.handle();
         let call = self.begin(lane, credential, handle, changes)?;
         let _changing = changes.then(|| self.attrs.changing(handle));
-        let path = format!("/proc/self/fd/{}", node.descriptor.as_raw_fd());
-        let path = CString::new(path).map_err(|_| ErrorKind::Invalid)?;
+        let path = CString::new(format!("/proc/self/fd/{descriptor}")).map_err(|_| ErrorKind::Invalid)?;
         Ok(lane.as_caller(&call.caller, || work(&path))??)
     }
 }
