@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ksf_proto::oncrpc::record::put_record;
 use ksf_proto::oncrpc::{CallHeader, NFS_PROGRAM, OpaqueAuth};
+use ksf_proto::p9::{NO_FID, NO_TAG, NO_UID, Names, Reply, Request, VERSION};
 use ksf_proto::xdr::XdrWrite as _;
 use ksf_test::stream::connect;
 use ksf_test::{rpc, wait_until};
@@ -117,8 +118,13 @@ impl Attack<'_> {
 
     /// The server stays within its bound, and returns the memory afterwards.
     fn run(&self) {
+        self.run_after(|_| {});
+    }
+
+    /// The same with connections that begin so.
+    fn run_after(&self, greet: impl Fn(&mut TcpStream)) {
         let idle = self.resident_bytes();
-        self.stays_within_the_bound();
+        self.stays_within_the_bound(greet);
         // Receive slots stay, and some of what is freed is returned only when there is more of it.
         let rest = shards() * (slot_bytes() + (16 << 20));
         wait_until(format_args!("{}: memory is returned", self.name), || {
@@ -127,7 +133,7 @@ impl Attack<'_> {
         self.ask("afterwards");
     }
 
-    fn stays_within_the_bound(&self) {
+    fn stays_within_the_bound(&self, greet: impl Fn(&mut TcpStream)) {
         let bound = bound_bytes();
         self.ask("before");
         let idle = self.resident_bytes();
@@ -136,15 +142,18 @@ impl Attack<'_> {
             most = most.max(self.resident_bytes().saturating_sub(idle));
             assert!(most <= bound + bound / 4, "{}: {most} bytes of {bound}", self.name);
         };
-        let mut peers: Vec<(TcpStream, usize)> = Vec::new();
-        for at in 0..CONNECTIONS {
-            let peer = connect(self.address());
-            peer.set_nonblocking(true).unwrap();
+        let begin = |_| {
+            let mut peer = connect(self.address());
             // Replies stay with the server, and do not use up what the machine has for sockets.
             rustix::net::sockopt::set_socket_recv_buffer_size(&peer, 4096).unwrap();
-            peers.push((peer, 0));
+            greet(&mut peer);
+            peer.set_nonblocking(true).unwrap();
+            (peer, 0)
+        };
+        let mut peers: Vec<(TcpStream, usize)> = (0..CONNECTIONS).map(begin).collect();
+        for at in 0..CONNECTIONS {
             // The last ones once more, which could send no more before.
-            for (peer, sent) in peers.iter_mut().rev().take(8) {
+            for (peer, sent) in peers[..=at].iter_mut().rev().take(8) {
                 while let Ok(bytes @ 1..) = peer.write(&self.request[*sent..]) {
                     *sent += bytes;
                 }
@@ -276,6 +285,48 @@ fn nfs_takes_no_more_than_is_stated() {
         let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
         let small = (null, rpc::record(&rpc::accepted(1, &[0])));
         Attack { name: format!("{engine}: nfs"), server: &server, request: read.repeat(4), small }.run();
+        server.stop();
+    }
+}
+
+#[test]
+fn ninep_takes_no_more_than_is_stated() {
+    for engine in engines() {
+        let place = Place::new();
+        std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
+        let server = place.start_kind("9p", 0, engine, "", &LIMITS);
+        let message = |tag, request: Request<'_>| {
+            let mut message = Vec::new();
+            request.put(tag, &mut message).unwrap();
+            message
+        };
+        let msize = REPLY_BYTES as u32;
+        let version = message(NO_TAG, Request::Version { msize, version: VERSION });
+        let mut agreed = Vec::new();
+        (Reply::Version { msize, version: VERSION }).put(NO_TAG, &mut agreed).unwrap();
+        // The root is fid 0, the long file is open as fid 1.
+        let mut names = Vec::new();
+        let names = Names::of(&[b"long"], &mut names).unwrap();
+        let session = [
+            version.clone(),
+            message(1, Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: NO_UID }),
+            message(1, Request::Walk { fid: 0, newfid: 1, names }),
+            message(1, Request::Lopen { fid: 1, flags: 0 }),
+        ];
+        let greet = |peer: &mut TcpStream| {
+            for request in &session {
+                peer.write_all(request).unwrap();
+                let mut size = [0; 4];
+                peer.read_exact(&mut size).unwrap();
+                let mut reply = [&size[..], &vec![0; u32::from_le_bytes(size) as usize - 4]].concat();
+                peer.read_exact(&mut reply[4..]).unwrap();
+                assert_eq!(reply[4], request[4] + 1, "it is refused");
+            }
+        };
+        let read = |tag| message(tag, Request::Read { fid: 1, offset: 0, count: msize });
+        let request = (1..=4).flat_map(read).collect();
+        let small = (version.clone(), agreed);
+        Attack { name: format!("{engine}: 9p"), server: &server, request, small }.run_after(greet);
         server.stop();
     }
 }
