@@ -25,12 +25,13 @@ const NOT_RUN: [(&str, &str, &str); 2] = [
 ];
 
 /// Commands that go on until they are told to end: by a signal; they tell the service manager how they are.
-const SERVERS: [&str; 9] = [
+const SERVERS: [&str; 10] = [
     "ksf kecho",
     "kecho",
     "ksf krpc2",
     "ksf serve",
     "ksf nfs --export",
+    "ksf 9p --export",
     "ksf store",
     "ksf run",
     "make run",
