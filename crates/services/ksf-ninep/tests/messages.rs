@@ -321,6 +321,15 @@ fn open_files_stay_usable_when_they_are_removed() {
         }
     }
     assert_eq!(set(&mut client, 2, SetStat { valid: 0x8, size: u64::MAX, ..size }), Err(libc::EFBIG));
+    // The length also where it is open for reading alone.
+    fs::write(place.path("read"), "content").unwrap();
+    client.walk(ROOT, 4, "read").unwrap();
+    client.open(5, "read", 0).unwrap();
+    client.does(Request::Unlinkat { dirfid: ROOT, name: b"read", flags: 0 }).unwrap();
+    for (fid, length) in [(4, 5), (5, 3)] {
+        set(&mut client, fid, SetStat { size: length, ..size }).unwrap();
+        assert_eq!(client.stat(4).unwrap().size, length, "fid {fid}");
+    }
     if is_root() {
         // What is open is its owner's to change, and nobody else's.
         let mut other = serving.user(USER + 1);
@@ -329,6 +338,7 @@ fn open_files_stay_usable_when_they_are_removed() {
         fs::remove_file(place.path("of root")).unwrap();
         let mode = SetStat { valid: 0x1, mode: 0o777, ..SetStat::default() };
         assert_eq!(set(&mut other, 1, mode), Err(libc::EPERM));
+        assert_eq!(set(&mut other, 1, size), Err(libc::EACCES));
     }
     client.list(3, 0, 4096).unwrap_or_default();
     client.clunk(2).unwrap();

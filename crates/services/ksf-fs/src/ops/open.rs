@@ -18,7 +18,7 @@ use crate::credential::{Credential, Identity};
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, attr_of, describe, entry_name, name_error};
+use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error, permit};
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
 
@@ -291,10 +291,17 @@ impl Fs {
         check(to)?;
         let order = self.lock(&opened.handle);
         let mut rest = *to;
-        if opened.how.write
-            && let Some(size) = rest.size.take()
-        {
-            lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??;
+        match rest.size.take() {
+            Some(size) if opened.how.write => lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??,
+            Some(_) if opened.file_type == FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
+            // By what is open: there may be no name any more.
+            Some(size) => {
+                let call = self.begin(lane, credential, &opened.handle, true)?;
+                lane.as_caller(&call.caller, || permit(&opened.file, WRITE_BIT, &call.caller))??;
+                let file = self.reopen(&opened.file, OFlags::WRONLY)?;
+                lane.as_caller(&call.caller, || ftruncate(&file, size))??;
+            }
+            None => {}
         }
         self.set(lane, credential, &opened.handle, (&opened.file, opened.file_type), &rest)?;
         drop(order);

@@ -13,7 +13,7 @@ use crate::common::{Client, Place, ROOT, Serving};
 use ksf_proto::p9::{
     Data, DirEntry, NO_FID, NO_TAG, Names, Reply, Request, SetStat, UNLINK_DIRECTORY, VERSION, open_flag, set_bit,
 };
-use ksf_test::{Random, effort};
+use ksf_test::{Random, effort, is_root};
 use plain::Plain;
 
 /// Fids of a connection are below this; the root's stays as it is.
@@ -145,6 +145,10 @@ fn requests_do_what_they_do_on_a_plain_folder() {
             let mut buffer = Vec::new();
             let (fids, open) = plain.fids(connection);
             let request = request(random, (&fids, &open), 100, &mut buffer);
+            // Without root the server knows an object by the last of its names that was seen.
+            if !is_root() && matches!(request, Request::Link { .. }) {
+                continue;
+            }
             history.push(format!("{connection}: {request:?}").chars().take(160).collect::<String>());
             let ours = client.ask(request, told);
             let theirs = plain.ask(connection, request, &ours);
