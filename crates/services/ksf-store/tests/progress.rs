@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::Medium;
 use crate::opened::{open, open_within, seeds};
 use ksf_store::cells::{Shape, place_key, score_value};
-use ksf_store::log::{AppendError, Geometry};
+use ksf_store::log::{AppendError, Geometry, Purpose};
 use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, SweepBudget, Undone, UpdateError};
 use ksf_store::update::Update;
 use ksf_test::{Random, TestRandom};
@@ -379,6 +379,20 @@ fn a_full_log_takes_removals_that_leave_little_in_each_segment() {
     }
     assert_eq!(served.store.keys(), 0);
     assert!(served.fill(0, 0, 0) > keys / 10 * 9);
+}
+
+/// What takes the place of the same again and again goes on for ever, also in the smallest log that has a reserve for it.
+#[test]
+fn a_full_log_takes_what_keeps_one_key_for_ever() {
+    let mut served = Served::new(1, 16, usize::MAX);
+    served.fill(0, 0, 64);
+    for number in 0..4 * SMALL_SEGMENT_BYTES / 64 {
+        let is_kept = served.carry_out(0, b"key 0", |update, key| {
+            update.takes_room_for(Purpose::Keeping);
+            update.set(key, vec![8; 64], None);
+        });
+        assert!(is_kept, "{number}: {:?}", served.shards[0].log().segments());
+    }
 }
 
 /// Removals have used up all that they may, and no cleaning is hoped for: one record still takes all keys away.
