@@ -381,11 +381,23 @@ fn a_full_log_takes_removals_that_leave_little_in_each_segment() {
     assert!(served.fill(0, 0, 0) > keys / 10 * 9);
 }
 
-/// What takes the place of the same again and again goes on for ever, also in the smallest log that has a reserve for it.
+/// The more segments there are, the more removals it takes until each of them has enough out of date: the reserve grows with the log.
+#[test]
+fn a_full_log_of_many_segments_takes_removals_spread_evenly() {
+    let mut served = Served::of(1, (128, SMALL_SEGMENT_BYTES / 2 * 3), usize::MAX);
+    let keys = served.fill(0, 0, 0);
+    let bits = u64::BITS - keys.leading_zeros();
+    // Each comes where it is farthest from those before it.
+    let spread = (0..1_u64 << bits).map(|at| at.reverse_bits() >> (u64::BITS - bits)).filter(|key| *key < keys);
+    spread.take(keys as usize / 8).for_each(|key| served.remove(0, key));
+}
+
+/// What takes the place of the same again and again leaves nothing out of date but in the last segment.
 #[test]
 fn a_full_log_takes_what_keeps_one_key_for_ever() {
     let mut served = Served::new(1, 16, usize::MAX);
-    served.fill(0, 0, 64);
+    // Other segments have nothing that pays, or what counts of one would go on from last to last.
+    served.fill(0, 0, 1_000);
     for number in 0..4 * SMALL_SEGMENT_BYTES / 64 {
         let is_kept = served.carry_out(0, b"key 0", |update, key| {
             update.takes_room_for(Purpose::Keeping);
