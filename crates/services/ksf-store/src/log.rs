@@ -631,7 +631,10 @@ impl Log {
         if self.failed {
             return Err(AppendError::Failed);
         }
-        self.begin_segment(self.left_by(purpose))
+        self.begin_segment(self.left_by(purpose))?;
+        // The one before is whole where the log is durable behind it, and nothing else may ever be written there.
+        self.close_batch(false, 0);
+        Ok(())
     }
 
     /// Places that are free at most when a segment is to be cleaned: a quarter of all if at most half of it counts (`cheap`), and
