@@ -19,7 +19,7 @@ use ksf::limits::Limits;
 use ksf::outgoing::{Failure, Upstream};
 use ksf::pool::Chunk;
 use ksf::stats::Counter;
-use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
 use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes};
 
 use super::counts::{Counts, WorkerCounts};
@@ -323,11 +323,6 @@ impl Service for Proxy {
 
     fn cut(&self, conn: &mut ProxyClient, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {
         conn.reader.cut(buf, scanned, limits)
-    }
-
-    /// While there is an exchange, its backend is waited for, and that has its own time.
-    fn session(&self, conn: &ProxyClient) -> SessionState {
-        SessionState { awaits_rest: conn.exchange.is_none() && conn.reader.is_mid_body(), ..SessionState::default() }
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<ProxyClient, Refused> {
