@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 
 use crate::support::{Folder, Server, first_cpu, run, stderr, stdout};
+use ksf_test::wait_until;
 
 /// Serves work; `workers`: 0 for shards alone.
 fn serve(folder: &Folder, workers: u32) -> Server {
@@ -70,16 +71,16 @@ fn workers_stay_on_the_cpus_of_the_service() {
         );
         let path = folder.write(&format!("cpu-{cpu}.toml"), &text);
         let server = Server::start(&["serve", path.to_str().unwrap()], 1);
-        let mut workers = 0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
-            let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-            let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-            if field("Name:").starts_with("ksf-worker") {
-                workers += 1;
-                assert_eq!(field("Cpus_allowed_list:"), cpu.to_string());
-            }
-        }
-        assert_eq!(workers, 3);
+        // A thread gives itself its name, and its CPUs, after it was begun.
+        wait_until("three workers are on the CPU", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+            let on_cpu = tasks.filter(|task| {
+                let status = std::fs::read_to_string(task.as_ref().unwrap().path().join("status")).unwrap_or_default();
+                let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim();
+                field("Name:").starts_with("ksf-worker") && field("Cpus_allowed_list:") == cpu.to_string()
+            });
+            on_cpu.count() == 3
+        });
         server.stop();
     }
 }
