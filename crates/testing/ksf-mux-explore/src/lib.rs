@@ -7,7 +7,7 @@
 //!
 //! | module | rules |
 //! |---|---|
-//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and no other looks; at most one wake-up per entry; batches of messages, also revoked by the timer thread from the middle of a grant; ordered queues and classes |
+//! | [`queue`] | every message is taken once; nothing waits in a queue while a worker sleeps and no other looks; at most one wake-up per entry; batches of messages, also revoked by the timer thread from the middle of a grant; ordered queues and classes; what a throttled peer or the reservation of a reply parks |
 //! | [`event_loops`] | one event loop is told of an event; nothing waits while a program does, whichever does not come |
 //! | [`combining`] | work follows every request for it, on one thread at a time |
 //! | [`sending`] | bytes leave whole, in order, once; what is not sent is returned or refused, once |

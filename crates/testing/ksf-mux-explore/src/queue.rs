@@ -50,6 +50,8 @@ pub struct Scenario {
     pub gives_back: bool,
     /// Answers to a connection that its peer has not read above which none of its messages is to be taken.
     pub unread_max: Option<usize>,
+    /// Workers reserve an answer before they work on a message, as for a long reply: it counts as one that is not read. Only in place.
+    pub reserves: bool,
 }
 
 /// How a worker ends early.
@@ -80,6 +82,7 @@ impl Scenario {
         dropped: false,
         gives_back: false,
         unread_max: None,
+        reserves: false,
     };
 
     /// Plays it and checks that every message was worked on once, in an ordered queue in order and alone, in a class within its
@@ -151,6 +154,8 @@ pub(crate) struct Connection {
     /// Answers that the peer has not read, and at how many of them it is throttled.
     unread: AtomicUsize,
     unread_max: usize,
+    /// Answers that are reserved.
+    reserved: AtomicUsize,
     parked: Parked<MessageBatch>,
 }
 
@@ -183,7 +188,7 @@ impl Source for Arc<Connection> {
     }
 
     fn is_throttled(&self) -> bool {
-        self.unread.load(Ordering::SeqCst) >= self.unread_max
+        self.unread.load(Ordering::SeqCst) + self.reserved.load(Ordering::SeqCst) >= self.unread_max
     }
 
     fn parked(&self) -> &Parked<MessageBatch> {
@@ -216,6 +221,7 @@ impl World {
                 more_answered: Condvar::new(),
                 unread: AtomicUsize::new(0),
                 unread_max: scenario.unread_max.unwrap_or(usize::MAX),
+                reserved: AtomicUsize::new(0),
                 parked: Parked::default(),
             })
         };
@@ -262,9 +268,14 @@ impl World {
             }
             drop(answered);
             connection.unread.fetch_sub(1, Ordering::SeqCst);
-            if !connection.parked.is_empty() && !connection.is_throttled() {
-                self.wake(self.scheduler.unpark(connection));
-            }
+            self.resume(connection);
+        }
+    }
+
+    /// `Shared::resume`.
+    fn resume(&self, connection: &Arc<Connection>) {
+        if !connection.parked.is_empty() && !connection.is_throttled() {
+            self.wake(self.scheduler.unpark(connection));
         }
     }
 
@@ -322,9 +333,21 @@ impl World {
         while self.grant_more(side, batch, &mut answers, &mut grant) {
             while let Some(place) = grant.next(|| side.state.lock().unwrap().lease.kept()) {
                 let number = batch.chunk[place.start as usize];
+                if self.scenario.reserves {
+                    connection.reserved.fetch_add(1, Ordering::SeqCst);
+                }
                 self.work_on(side, connection, number, None);
                 answers.push(number);
                 done += 1;
+                if self.scenario.reserves {
+                    let mut state = side.state.lock().unwrap();
+                    state.hold(&mut answers);
+                    state.queue_held(batch);
+                    drop(state);
+                    // `Connection::unreserve`. The peer may have read the answer already, and found the connection throttled by this.
+                    connection.reserved.fetch_sub(1, Ordering::SeqCst);
+                    self.resume(connection);
+                }
             }
         }
         side.state.lock().unwrap().done_in_place(batch);

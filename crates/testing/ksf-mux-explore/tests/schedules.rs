@@ -116,6 +116,13 @@ fn messages_of_a_peer_that_does_not_read_wait_and_are_worked_on_when_it_has() {
 }
 
 #[test]
+fn messages_that_a_reservation_holds_up_are_worked_on_when_it_ends() {
+    let long = Scenario { in_place: true, reserves: true, unread_max: Some(1), workers: 2, ..PLAIN };
+    explore(10_000, move || Scenario { bursts: &[&[3]], ..long }.play());
+    explore(5_000, move || Scenario { bursts: &[&[3], &[2]], batch_len: 2, want: 2, grant: 2, ..long }.play());
+}
+
+#[test]
 fn ordered_queues_keep_their_order() {
     explore(10_000, || Scenario { ordered: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
     explore(10_000, || Scenario { ordered: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());
