@@ -17,7 +17,7 @@ const AGAIN: &str = ":";
 const SERVE: &str = r#"
 mkdir -p /mnt
 # Nothing gets to the disk by itself while the test runs.
-mount -t ext4 -o commit=900 /dev/vda /mnt
+mount -t ext4 -o commit=900,noinit_itable /dev/vda /mnt
 echo 0 >/proc/sys/vm/dirty_writeback_centisecs
 mkdir -p /mnt/export
 exec ksf nfs --listen tcp:0.0.0.0:2049 --export /mnt/export,squash=all,anon=0:0 --state /mnt/state
