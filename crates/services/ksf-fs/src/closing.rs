@@ -1,23 +1,24 @@
-//! Descriptors that a shard is done with: closing the last one of a removed file frees its blocks, which may wait for the disk.
+//! Descriptors released by a shard. A lane closes them: closing the last one of a removed file frees its blocks, which may wait
+//! for the disk.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::descriptors::Gone;
 
-/// What is closed together, on a lane.
+/// Descriptors that a lane closes together.
 const BATCH: usize = 64;
-/// What may wait to be closed, also in the queue of a lane: beyond that shards open nothing.
+/// Most descriptors that wait to be closed, with those in the queue of a lane. Beyond that shards open nothing.
 const WAITING_MAX: usize = 512;
 
-/// What is to be closed of one export where that may wait.
+/// Descriptors of one export that lanes have to close.
 #[derive(Debug, Default)]
 pub(crate) struct Closing {
     next: Mutex<Vec<Gone>>,
     waiting: Arc<AtomicUsize>,
 }
 
-/// What is closed when this is dropped.
+/// Descriptors for one job; dropping it closes them.
 #[derive(Debug)]
 pub(crate) struct Batch {
     gone: Vec<Gone>,
@@ -25,13 +26,13 @@ pub(crate) struct Batch {
 }
 
 impl Closing {
-    /// False: too much waits.
+    /// False: too many descriptors wait.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) < WAITING_MAX
     }
 
-    /// Takes what is to be closed. Returns all there is when a lane should close it: there is enough for a job, or nobody executes
-    /// a file because of it.
+    /// Adds released descriptors. Returns all waiting ones when a lane should close them: they are enough for a job, or one is
+    /// open for writing and prevents execution of its file.
     pub(crate) fn add(&self, gone: Gone) -> Option<Batch> {
         if gone.is_empty() {
             return None;
@@ -43,7 +44,7 @@ impl Closing {
         (is_urgent || next.len() >= BATCH).then(|| self.batch(std::mem::take(&mut *next)))
     }
 
-    /// All there is, after the last call of many.
+    /// All waiting descriptors, after the last call of many.
     pub(crate) fn take(&self) -> Option<Batch> {
         let gone = std::mem::take(&mut *self.next.lock().unwrap_or_else(PoisonError::into_inner));
         (!gone.is_empty()).then(|| self.batch(gone))

@@ -1,4 +1,4 @@
-//! What the servers of all protocols have in common: the file layer at work, with its threads.
+//! The file layer with its threads, as the servers of all protocols use it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use crate::lane::{Identities, LaneError};
 use crate::lanes::{LaneCounters, LaneOptions, Lanes};
 use crate::layer::{Fs, FsCounters, FsOptions};
 
-/// What a file layer is opened with.
+/// Settings of a file layer.
 #[derive(Clone, Debug)]
 pub struct FileSettings {
-    /// What it exports.
+    /// The exports.
     pub exports: Vec<ExportSettings>,
-    /// Folder of what must be the same after a restart: the keys of handles.
+    /// Directory of the persistent state: the keys of handles.
     pub state: PathBuf,
-    /// Threads that carry requests out.
+    /// Threads that execute requests.
     pub lanes: LaneOptions,
-    /// Bounds of the file layer.
+    /// Limits of the file layer.
     pub fs: FsOptions,
 }
 
-/// Why a server of files cannot be opened. Each says the remedy.
+/// Error of [`Files::open`]. Each message names the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A folder cannot be exported.
+    /// A directory cannot be exported.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// There are no threads for its requests.
+    /// The threads for requests cannot start.
     #[error(transparent)]
     Lanes(#[from] LaneError),
     /// The system refused a thread.
@@ -41,9 +41,9 @@ pub enum OpenError {
 /// A file layer with its lanes and its clock.
 #[derive(Debug)]
 pub struct Files {
-    /// The operations.
+    /// Operations on files.
     pub fs: Arc<Fs>,
-    /// The threads on which they run.
+    /// The threads that run them.
     pub lanes: Arc<Lanes>,
     _clock: FsClock,
 }
@@ -63,23 +63,23 @@ impl Files {
         Ok((exports, Self { fs, lanes, _clock: clock }))
     }
 
-    /// As whom requests are carried out.
+    /// Identities with which requests are executed.
     pub fn identities(&self) -> Identities {
         self.lanes.identities()
     }
 
-    /// What the file layer counted.
+    /// Counters of the file layer.
     pub fn fs_counters(&self) -> FsCounters {
         self.fs.counters()
     }
 
-    /// What the lanes counted.
+    /// Counters of the lanes.
     pub fn lane_counters(&self) -> LaneCounters {
         self.lanes.counters()
     }
 
-    /// Waits until the requests that were begun are through, or `deadline`; those that were not begun are given up. Returns how
-    /// many were not through.
+    /// Drops the queued requests and waits until those in progress end, or for `deadline`. Returns the number still in
+    /// progress.
     pub fn close(&self, deadline: Instant) -> usize {
         self.fs.close();
         self.lanes.close(deadline)

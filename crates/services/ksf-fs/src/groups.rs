@@ -1,7 +1,7 @@
-//! The groups that the system knows of its users, for a while (`manage_gids`).
+//! Cache of the system's groups of its users (`manage_gids`).
 //!
-//! The system may ask a server of names, which may not answer. So a thread of its own asks, one user after the other, and requests
-//! wait for it without a lane: at most for [`DEADLINE`], after which they are told to come later.
+//! The system may query a name server, which may not answer. So a separate thread looks users up, one after the other. Requests
+//! wait for it without a lane, for [`DEADLINE`] at most; then they fail with [`ErrorKind::TryLater`].
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -14,10 +14,10 @@ use crate::error::{ErrorKind, FsError};
 use crate::lru::Lru;
 use crate::sys;
 
-/// How long a request waits for the groups of its user.
+/// Time that a request waits for the groups of its user.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Users that are waited for at a time. Requests of more users are told to come later.
+/// Most users in look-up at a time. Requests of more users fail with [`ErrorKind::TryLater`].
 const ASKED_MAX: usize = 1024;
 
 pub(crate) type GroupList = Arc<[u32]>;
@@ -29,7 +29,7 @@ pub(crate) struct Groups(Arc<Shared>);
 
 struct Shared {
     inner: Mutex<Inner>,
-    /// A user is to be asked for, or the end.
+    /// Signals a queued user, or the end.
     work: Condvar,
     users_max: usize,
     age_max: Duration,
@@ -38,11 +38,11 @@ struct Shared {
 
 #[derive(Default)]
 struct Inner {
-    /// When they were asked for, and what they were.
+    /// Time of the answer, and the groups.
     users: Lru<u32, (Instant, GroupList)>,
-    /// Users that are being asked for, and who waits for each.
+    /// Users in look-up, each with its waiters.
     asked: HashMap<u32, Vec<(Instant, Then)>>,
-    /// Those that the thread has not begun with.
+    /// Users whose look-up has not begun.
     queue: VecDeque<u32>,
     has_thread: bool,
     is_closed: bool,
@@ -55,7 +55,7 @@ impl fmt::Debug for Groups {
 }
 
 impl Groups {
-    /// A cache that asks the system. A user whom it does not know has no supplementary groups.
+    /// Creates a cache of the system's groups. A user unknown to the system has no supplementary groups.
     pub(crate) fn new(users_max: usize, age_max: Duration) -> Self {
         Self::asking(users_max, age_max, |uid| sys::groups_of(uid, GROUPS_MAX).unwrap_or_default())
     }
@@ -69,7 +69,7 @@ impl Groups {
         Self(Arc::new(Shared { inner, work, users_max: users_max.max(1), age_max, ask: Box::new(ask) }))
     }
 
-    /// Starts the thread that asks, if there is none.
+    /// Starts the look-up thread, if there is none.
     pub(crate) fn start(&self) -> std::io::Result<()> {
         let mut inner = self.0.lock();
         if !inner.has_thread {
@@ -80,13 +80,13 @@ impl Groups {
         Ok(())
     }
 
-    /// The groups of a user that are not too old.
+    /// Cached groups of a user, if not too old.
     pub(crate) fn known(&self, uid: u32) -> Option<GroupList> {
         self.0.lock().known(uid, self.0.age_max)
     }
 
-    /// Asks for the groups of a user. `then` is called on the thread that asks, or at once if they are known or too many are
-    /// asked for; or by [`Groups::expire`].
+    /// Looks the groups of a user up. The look-up thread calls `then`, or [`Groups::expire`] does; or this call, if the groups
+    /// are cached or too many users wait.
     pub(crate) fn ask(&self, uid: u32, then: Then) {
         let mut inner = self.0.lock();
         let told = match inner.known(uid, self.0.age_max) {
@@ -105,24 +105,24 @@ impl Groups {
                 return;
             }
         };
-        // Outside of the lock: it may come back.
+        // Outside of the lock: `then` may call this cache.
         drop(inner);
         then(told);
     }
 
-    /// The groups of a user; waits for them.
+    /// Looks the groups of a user up, and waits for them.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::TryLater`]: they are not there within [`DEADLINE`].
+    /// [`ErrorKind::TryLater`]: there is no answer within [`DEADLINE`].
     pub(crate) fn of(&self, uid: u32) -> Result<GroupList, FsError> {
         let (sender, receiver) = sync_channel(1);
-        // Nobody may wait for it any more.
+        // The caller may have stopped waiting.
         self.ask(uid, Box::new(move |groups| sender.send(groups).unwrap_or_default()));
         receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| Err(ErrorKind::TryLater.into()))
     }
 
-    /// Tells those who have waited for too long to come later. Their users are asked for all the same.
+    /// Fails requests that have waited for [`DEADLINE`]. The look-ups of their users go on.
     pub(crate) fn expire(&self, now: Instant) {
         let mut late = Vec::new();
         for waiters in self.0.lock().asked.values_mut() {
@@ -131,7 +131,7 @@ impl Groups {
         late.into_iter().for_each(|(_, then)| then(Err(ErrorKind::TryLater.into())));
     }
 
-    /// Drops those who wait, and ends the thread when the system has answered it.
+    /// Drops the waiting requests, and ends the thread after its current look-up.
     pub(crate) fn close(&self) {
         let mut inner = self.0.lock();
         inner.is_closed = true;
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::{Access, Credential, ExportOptions, Fs, FsOptions, LaneOptions, Lanes, Length};
 
-    /// A cache whose thread tells what it asks for, and asks on when it is told what the answer is.
+    /// A cache whose thread reports each user and waits for the test's answer.
     fn asked(users_max: usize, age_max: Duration) -> (Groups, Receiver<u32>, std::sync::mpsc::Sender<Vec<u32>>) {
         let (asks, is_asked) = channel();
         let (answers, answer) = channel();
@@ -209,7 +209,7 @@ mod tests {
         let (groups, asked, answers) = asked(2, LONG);
         let mut all = Vec::new();
         for uid in [1, 2, 1, 2, 3, 2, 1] {
-            // For the case that it asks; what is not asked for leaves the answer to the next one.
+            // For a possible look-up; without one, the next look-up gets this answer.
             let is_known = groups.known(uid).is_some();
             if !is_known {
                 answers.send(vec![uid * 10]).unwrap();
@@ -239,7 +239,7 @@ mod tests {
         };
         ask(1);
         assert_eq!(asked.recv().unwrap(), 1);
-        // One question for all who ask for a user.
+        // One look-up for all requests of a user.
         [1, 2, 2].into_iter().for_each(ask);
         groups.expire(Instant::now());
         assert!(told.try_recv().is_err());
@@ -278,7 +278,7 @@ mod tests {
         assert!(told.recv().is_err(), "those who wait are dropped");
     }
 
-    /// With one lane, on which whoever waited for groups would hold up all.
+    /// With one lane: a request that waited for groups on it would block all others.
     #[test]
     fn a_look_up_that_hangs_holds_up_those_who_wait_for_it_alone() {
         let Some(()) = ksf_test::root_or_skip("identities") else { return };
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(told.recv().unwrap(), (5, Ok(())));
         for _ in 0..10 {
             access(7);
-            // One whose groups are known is served.
+            // A request with known groups is served.
             access(5);
             assert_eq!(told.recv().unwrap(), (5, Ok(())));
         }

@@ -1,11 +1,12 @@
-//! What the kernel said of the rights of callers, for calls that are answered without a lane ([`warm`](crate::warm)).
+//! Cache of the kernel's answers about callers' rights, for calls without a lane ([`warm`](crate::warm)).
 //!
-//! An answer holds while the object's ctime is the same, and for a second at most. The kernel looks at mode, owner, group and ACL of
-//! the object itself, and each change of one of them is a change of ctime. What a second bounds is the rest: a mount that becomes
+//! An answer holds while the object's ctime is the same, and for one second at most. The kernel checks mode, owner, group and
+//! ACL of the object itself, and each change of one of them changes the ctime. The second bounds the rest: a mount that becomes
 //! read-only, and the rules of security modules.
 //!
-//! Kernels before 6.13 take ctime from a clock that steps every 1 to 10 ms, and some file systems keep whole seconds (ext4 with inodes of
-//! 128 bytes), so two changes may have one ctime. An answer is therefore kept only if the last change was some steps ago.
+//! Kernels before 6.13 take the ctime from a clock with steps of 1 to 10 ms, and some file systems store whole seconds (ext4
+//! with inodes of 128 bytes). So two changes may have one ctime, and an answer is cached only if the last change was some steps
+//! ago.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,16 +15,16 @@ use crate::attr::{Attr, Time};
 use crate::credential::Identity;
 use crate::ops::Access;
 
-/// How long an answer holds.
+/// Validity of an answer.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Age of a ctime that no further change has: ten of the longest steps of the clock.
+/// Age of a ctime that no further change can have: ten of the longest steps of the clock.
 const SETTLED: Duration = Duration::from_millis(100);
-/// The step of file systems that keep whole seconds.
+/// Clock step of file systems that store whole seconds.
 const COARSE_STEP: Duration = Duration::from_secs(1);
-/// Callers whose rights to one object are kept; one more takes the place of that asked for longest ago.
+/// Cached callers of one object; one more evicts the oldest answer.
 const CALLERS_MAX: usize = 4;
 
-/// An identity, in few bytes: two hashes with keys of their own, which nobody outside knows.
+/// Fingerprint of an identity: two hashes with separate secret keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Who([u64; 2]);
 
@@ -37,13 +38,13 @@ impl WhoKeys {
     }
 }
 
-/// An answer of the kernel.
+/// An answer of the kernel to one caller.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     who: Who,
     ctime: Time,
     asked: Instant,
-    /// Rights that were asked for.
+    /// Requested rights.
     known: Access,
     granted: Access,
 }
@@ -53,14 +54,14 @@ struct Answer {
 pub(crate) struct Rights(Vec<Answer>);
 
 impl Rights {
-    /// Which of the wanted rights a caller has; `None`: the kernel is to be asked. `ctime`: that of the object now.
+    /// The granted ones of the wanted rights; `None`: ask the kernel. `ctime`: the object's current one.
     pub(crate) fn granted(&self, who: Who, ctime: Time, wanted: Access) -> Option<Access> {
         let answer = self.0.iter().find(|answer| answer.who == who)?;
         let holds = answer.ctime == ctime && answer.asked.elapsed() < HOLDS && answer.known.contains(wanted);
         holds.then(|| answer.granted & wanted)
     }
 
-    /// Keeps an answer. `ctime`: that of the object before it was asked for.
+    /// Caches an answer. `ctime`: the object's, read before the kernel was asked.
     pub(crate) fn keep(&mut self, who: Who, ctime: Time, asked_for: Access, granted: Access) {
         let asked = Instant::now();
         let mut new = Answer { who, ctime, asked, known: asked_for, granted: granted & asked_for };
@@ -84,7 +85,7 @@ impl Rights {
     }
 }
 
-/// True if a change from now on has another ctime than that of these attributes.
+/// True if a change from now on has another ctime than these attributes.
 pub(crate) fn is_settled(attr: &Attr) -> bool {
     SystemTime::now().duration_since(UNIX_EPOCH).is_ok_and(|now| is_settled_at(attr.ctime, now))
 }

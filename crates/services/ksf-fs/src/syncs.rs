@@ -1,7 +1,7 @@
-//! Syncs that operations leave to threads of their own, so that a slow medium holds up nobody but those who wait for it.
+//! Syncs on separate threads, so that a slow disk blocks only the operations that wait for it.
 //!
-//! What waits for the same object is taken together: a sync that begins after the changes of several operations is the sync of
-//! all of them. Operations that come meanwhile wait for the next one.
+//! Operations on the same object share a sync that begins after all their changes. Operations that arrive during a sync share
+//! the next one.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use crate::layer::Fs;
 use crate::owed::{Debt, Owed, What};
 use crate::pool::{Length, Queue};
 
-/// What waits is joined by the object, and by whether it waits for bytes or for names and attributes.
+/// Operations share syncs by object; true: a sync of names and attributes, not of bytes.
 type Key = (Handle, bool);
 
 type Then = Box<dyn FnOnce(&Lane, Result<(), FsError>) + Send>;
 
-/// An operation that waits.
+/// A waiting operation.
 struct Waiter {
     fs: Arc<Fs>,
     debt: Debt,
@@ -29,7 +29,7 @@ struct Waiter {
     then: Then,
 }
 
-/// The waiting operations, and the way to the threads.
+/// The waiting operations, and the queue of the threads.
 pub(crate) struct Syncs {
     queue: Queue,
     waiting: Mutex<Waiting>,
@@ -37,7 +37,7 @@ pub(crate) struct Syncs {
 
 #[derive(Default)]
 struct Waiting {
-    /// A key without waiters is being synced.
+    /// A key without waiters has a sync in progress.
     by_key: HashMap<Key, Vec<Waiter>>,
     count: usize,
     bytes: usize,
@@ -58,13 +58,13 @@ impl Syncs {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Operations that wait, and the bytes that they keep.
+    /// Number of waiting operations, and the bytes that they keep.
     pub(crate) fn count(&self) -> (usize, usize) {
         let waiting = self.lock();
         (waiting.count, waiting.bytes)
     }
 
-    /// Makes syncs one after the other, and tells the first failure. `bytes`: what `then` keeps in memory.
+    /// Makes syncs one after the other; `then` gets the first failure. `bytes`: memory that `then` holds.
     pub(crate) fn submit(self: &Arc<Self>, fs: &Arc<Fs>, mut owed: Vec<Debt>, bytes: usize, then: Then) {
         owed.reverse();
         if let Some(debt) = owed.pop() {
@@ -72,12 +72,12 @@ impl Syncs {
         }
     }
 
-    /// Makes syncs that nobody waits for, each by itself.
+    /// Makes syncs without a waiting operation, each by itself.
     pub(crate) fn submit_others(self: &Arc<Self>, fs: &Arc<Fs>, owed: Vec<Debt>) {
         owed.into_iter().for_each(|debt| self.submit(fs, vec![debt], 0, Box::new(|_, _| ())));
     }
 
-    /// Drops those that wait. The threads have ended.
+    /// Drops the waiting operations. Called after the threads have ended.
     pub(crate) fn clear(&self) {
         let dropped = std::mem::take(&mut *self.lock());
         // Outside of the lock: captured values may call back.
@@ -107,7 +107,7 @@ impl Syncs {
         }
     }
 
-    /// Syncs an object for all that wait for it now.
+    /// Syncs an object for all its current waiters.
     fn sync(self: &Arc<Self>, share: usize, key: &Key, lane: &Lane) {
         let batch = {
             let mut waiting = self.lock();
@@ -121,7 +121,7 @@ impl Syncs {
         let mut joint = None;
         for Waiter { fs, debt, mut more, bytes, then } in batch {
             let paid = match debt.what {
-                // The first knows by itself whether a sync has covered it, the second is told of losses by its own descriptor.
+                // `Written` checks by itself whether a sync has covered it; `Opened` learns of losses by its own descriptor.
                 What::Written(_) | What::Opened { .. } => fs.pay(lane, &debt),
                 What::Names | What::Content => *joint.get_or_insert_with(|| fs.pay(lane, &debt)),
             };
@@ -133,7 +133,7 @@ impl Syncs {
     }
 }
 
-/// The end of a sync: those that came meanwhile are next.
+/// Guard of a sync: its drop starts the next one, for the operations that arrived meanwhile.
 struct Next<'a> {
     syncs: &'a Arc<Syncs>,
     share: usize,
@@ -156,8 +156,8 @@ impl Drop for Next<'_> {
 }
 
 impl Lane {
-    /// Has syncs made by the threads for them, or here where there are none, and goes on with `then`. `bytes`: what it keeps
-    /// in memory until then.
+    /// Has the sync threads make the `owed` syncs, or makes them here if there are no such threads; then calls `then`. `bytes`:
+    /// memory that `then` holds.
     pub fn settle(
         &self,
         fs: &Arc<Fs>,
@@ -191,7 +191,7 @@ mod tests {
     use crate::layer::FsOptions;
     use crate::{CreateHow, SetAttr, Stable};
 
-    /// A served folder with its threads.
+    /// A served directory with its threads.
     struct Served {
         folder: tempfile::TempDir,
         fs: Arc<Fs>,
@@ -236,7 +236,7 @@ mod tests {
             self.run(move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", stable).result.unwrap().count)
         }
 
-        /// Jobs that are done, the one among them whose answer was just read: it is counted behind its answer.
+        /// Jobs done, with that of the last answer: a job is counted after its answer.
         fn done_so_far(&self) -> u64 {
             self.until(|counters| counters.running_jobs == 0);
             self.lanes.counters().done
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// A write whose sync hangs in the hands of a thread.
+    /// A write whose sync hangs on a thread.
     fn hanging_write(served: &Served, file: &Handle) -> Receiver<(usize, Result<(), FsError>)> {
         let before = served.done_so_far();
         let write = served.write(file, Stable::FileSync);
@@ -283,7 +283,7 @@ mod tests {
                 lane.settle(fs, Owed::commit(file.clone()), 0, move |_, synced| sender.send((0, synced)).unwrap());
             });
             served.until(|counters| counters.queued_syncs == 10 && counters.queued_bytes == 90);
-            // Others are served: their syncs, and the file's other operations.
+            // Other requests are served: their syncs, and other operations on the file.
             assert_eq!(done(&served.write(&other, Stable::FileSync)), 4);
             assert_eq!(done(&served.write(&slow, Stable::Unstable)), 4);
             let size = done(&served.run({
@@ -327,7 +327,7 @@ mod tests {
         let files = ["slow", "b", "c", "d", "e"].map(|name| done(&served.create(name)));
         done(&served.write(&files[0], Stable::Unstable));
         served.fs.uncommitted.hang(&files[0], || {
-            // There may be two: the third one has the first, which hangs, synced.
+            // There may be two files: the third has the first synced, which hangs.
             (1..4).for_each(|at| assert_eq!(done(&served.write(&files[at], Stable::Unstable)), 4));
             let refused = served.run({
                 let file = files[4].clone();
@@ -351,7 +351,7 @@ mod tests {
             (write, served.lanes.close(deadline))
         });
         assert_eq!(left, 1);
-        // The one that was in the hands of a thread is answered, the other one is dropped.
+        // The operation on a thread is answered, the queued one is dropped.
         assert_eq!(write.iter().filter(|write| write.recv().is_ok()).count(), 1);
 
         let served = Served::new(1);

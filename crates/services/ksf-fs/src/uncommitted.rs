@@ -1,8 +1,8 @@
-//! What was written and is not on the medium yet.
+//! Files with uncommitted data: written, but not yet durable.
 //!
-//! The kernel tells of a failed write-back once for each open descriptor (errseq_t; since Linux 4.13), and clients share
-//! descriptors. So each file with such data is kept here with a descriptor that was open before the first write, and that nothing
-//! else brings to the medium. When fsync fails on it, the verifier of the export changes, which has every client write its data again.
+//! The kernel reports a failed write-back once for each open descriptor (errseq_t; since Linux 4.13), and clients share
+//! descriptors. So each such file has an entry here, with a descriptor that was open before the first write and that nothing
+//! else syncs. When its fsync fails, the verifier of the export changes, and every client writes its data again.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -14,12 +14,12 @@ use rustix::io::{Errno, Result};
 use crate::handle::Handle;
 use crate::lru::Lru;
 
-/// Seconds after which data that nobody commits is brought to the medium, so that the file need not be kept open.
+/// Age in seconds at which data without a COMMIT is synced, so that its file can be closed.
 const AGE_SECONDS: u64 = 30;
-/// Seconds between two looks for files that are gone.
+/// Seconds between two scans for removed files.
 const LOOK_SECONDS: u64 = 10;
 
-/// What WRITE and COMMIT tell of an export: another one at each start of the server, and after each loss.
+/// Write verifier of an export. It changes at each start of the server, and after each loss of data.
 #[derive(Clone, Debug)]
 pub(crate) struct Verifier(Arc<AtomicU64>);
 
@@ -28,7 +28,7 @@ impl Verifier {
         Self(Arc::new(AtomicU64::new(first)))
     }
 
-    /// Ask before the write that it is told of: a loss between both must show.
+    /// The verifier. Read it before the write whose reply carries it: a loss in between must show.
     pub(crate) fn get(&self) -> [u8; 8] {
         self.0.load(Ordering::SeqCst).to_be_bytes()
     }
@@ -38,7 +38,7 @@ impl Verifier {
     }
 }
 
-/// Files with data that is not on the medium.
+/// Files with data that is not durable.
 #[derive(Debug)]
 pub(crate) struct Uncommitted {
     files: Mutex<Lru<Handle, Arc<File>>>,
@@ -48,24 +48,24 @@ pub(crate) struct Uncommitted {
     failures: AtomicU64,
 }
 
-/// One file.
+/// A file with data that is not durable.
 #[derive(Debug)]
 struct File {
     /// Open since before the first of the writes.
     descriptor: Arc<OwnedFd>,
     verifier: Verifier,
-    /// When it came here.
+    /// Time of its entry here, in seconds since the start.
     since: u64,
     writes: Mutex<Writes>,
-    /// Who waits for the medium holds it, and who comes meanwhile may find that nothing is left to do.
+    /// Held during a sync; the next holder may find that nothing is left to sync.
     synced: Mutex<Synced>,
 }
 
 #[derive(Debug, Default)]
 struct Synced {
-    /// Writes that were done when the last sync began.
+    /// Writes done when the last sync began.
     writes: u64,
-    /// The writes that failed syncs were for, and the last error.
+    /// Writes covered by failed syncs, and the last error.
     lost: Option<(RangeInclusive<u64>, Errno)>,
 }
 
@@ -75,21 +75,21 @@ struct Writes {
     done: u64,
 }
 
-/// A write under way.
+/// A write in progress.
 #[derive(Debug)]
 #[must_use = "the write is done when this is dropped"]
 pub(crate) struct Writing(Arc<File>);
 
-/// The writes of a file up to one of them.
+/// The writes to a file up to a certain one.
 #[derive(Debug)]
 pub(crate) struct Written {
     file: Arc<File>,
-    /// How many were done then.
+    /// Writes done by then.
     number: u64,
 }
 
 impl Writing {
-    /// The write is done.
+    /// Ends the write.
     pub(crate) fn end(self) -> Written {
         let file = Arc::clone(&self.0);
         drop(self);
@@ -130,8 +130,8 @@ impl Uncommitted {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// A write begins. Where it makes too many files, the oldest is returned, to be synced. `None`: there are twice as many as
-    /// there should be, because their syncs take long, and the write must not happen.
+    /// Begins a write. Returns the oldest file, for the caller to sync, if there are more than `files_max`. `None`: there are
+    /// twice as many, because their syncs are slow, and the caller must not write.
     pub(crate) fn writing(
         &self,
         handle: &Handle,
@@ -159,28 +159,28 @@ impl Uncommitted {
         };
         lock(&file.writes).under_way += 1;
         if let Some((oldest, file)) = &oldest {
-            // Until it is on the medium a commit must find it.
+            // A COMMIT must find the file until it is durable.
             files.insert(oldest.clone(), Arc::clone(file));
         }
         Some((Writing(file), oldest.map(|(handle, file)| (handle, Written::now(file)))))
     }
 
-    /// Brings what was written to a file before the call to the medium, if it is not there; a file that is not known is left
-    /// alone. The verifier tells whether data that was accepted is lost.
+    /// Syncs the writes to a file that were done before the call, if they are not durable; ignores an unknown file. The
+    /// verifier shows whether accepted data is lost.
     ///
     /// # Errors
     ///
-    /// This call found that it is.
+    /// This call has detected the loss.
     pub(crate) fn sync(&self, handle: &Handle, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
         let Some(file) = lock(&self.files).get(handle).map(|file| Arc::clone(file)) else { return Ok(()) };
         self.sync_written(handle, &Written::now(file), sync)
     }
 
-    /// Brings what was written to a file up to a write to the medium, if it is not there.
+    /// Syncs the writes to a file up to `written`, if they are not durable.
     ///
     /// # Errors
     ///
-    /// It may be lost, whoever found that.
+    /// The data may be lost, whichever call has detected it.
     pub(crate) fn sync_written(
         &self,
         handle: &Handle,
@@ -192,13 +192,13 @@ impl Uncommitted {
         synced
     }
 
-    /// Forgets a file if all of it is on the medium.
+    /// Removes a file whose data is all durable.
     fn drop_clean(&self, handle: &Handle, file: &Arc<File>) {
         let mut files = lock(&self.files);
         let is_same = files.get(handle).is_some_and(|known| Arc::ptr_eq(known, file));
         let is_clean = {
             let writes = lock(&file.writes);
-            // One who waits for the medium looks after it by itself.
+            // The holder of the lock, in its sync, removes the file itself.
             writes.under_way == 0 && file.synced.try_lock().is_ok_and(|synced| synced.writes == writes.done)
         };
         let gone = if is_same && is_clean { files.remove(handle) } else { None };
@@ -212,19 +212,19 @@ impl Uncommitted {
         lock(&self.files).get(handle).map(|file| Arc::clone(&file.descriptor))
     }
 
-    /// The file is gone, and with it what was unsynced.
+    /// Removes a deleted file; its unsynced data is gone with it.
     pub(crate) fn forget(&self, handle: &Handle) {
         let gone = lock(&self.files).remove(handle);
         drop(gone);
     }
 
-    /// To be called once a second: forgets files that are gone, and returns those to be synced that came here long ago.
+    /// Called once a second: removes deleted files, and returns old ones for the caller to sync.
     pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         let looks = now.is_multiple_of(LOOK_SECONDS);
         let mut looked_at = Vec::new();
         lock(&self.files).take_if(|handle, file| {
-            // Once in a while only: a sync may take long.
+            // Every `AGE_SECONDS` only: a sync may be slow.
             let age = now - file.since;
             let is_old = age > 0 && age.is_multiple_of(AGE_SECONDS);
             if is_old || looks {
@@ -232,7 +232,7 @@ impl Uncommitted {
             }
             false
         });
-        // Outside of the lock: a file system may take its time.
+        // Outside of the lock: the file system may be slow.
         let mut due = Vec::new();
         for (handle, file, is_old) in looked_at {
             if is_gone(&file.descriptor) {
@@ -244,7 +244,7 @@ impl Uncommitted {
         due
     }
 
-    /// Plays a medium on which the syncs of a file take as long as `work`.
+    /// Plays a disk on which a sync of a file takes as long as `work`.
     #[cfg(test)]
     pub(crate) fn hang<T>(&self, handle: &Handle, work: impl FnOnce() -> T) -> T {
         let file = lock(&self.files).get(handle).map(|file| Arc::clone(file)).unwrap();
@@ -258,7 +258,7 @@ impl Uncommitted {
 
     fn sync_file(&self, written: &Written, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
         let file = &written.file;
-        // One at a time waits for the medium: who comes second must see that the verifier has changed.
+        // One call at a time syncs: the second one must see that the verifier has changed.
         let mut synced = lock(&file.synced);
         if synced.writes >= written.number {
             return match &synced.lost {
@@ -273,12 +273,12 @@ impl Uncommitted {
             let first = synced.lost.as_ref().map_or(synced.writes + 1, |(lost, _)| *lost.start());
             synced.lost = Some((first..=done, errno));
         }
-        // What is lost is not to be synced either.
+        // Lost data needs no sync either.
         synced.writes = done;
         result
     }
 
-    /// Data that was accepted may be lost.
+    /// Accepted data may be lost.
     pub(crate) fn lost(&self, verifier: &Verifier) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         verifier.change();
@@ -350,7 +350,7 @@ mod tests {
         };
         let [first, second] = [(); 2].map(|()| write(&uncommitted, &file, &fd, &verifier));
         assert_eq!(uncommitted.sync_written(&file, &second, |_| counted(Ok(()))), Ok(()));
-        // The file was let go, and comes back as another one.
+        // The file's entry was removed; a new one takes its place.
         let third = write(&uncommitted, &file, &fd, &verifier);
         assert_eq!(uncommitted.sync_written(&file, &first, |_| counted(Ok(()))), Ok(()));
         assert_eq!((synced.get(), uncommitted.len()), (1, 1));
@@ -377,7 +377,7 @@ mod tests {
             due.push(oldest.unwrap());
         }
         assert!(uncommitted.writing(&handle(5), &other, &verifier).is_none());
-        // A file that is there may be written.
+        // A file with an entry can be written.
         write(&uncommitted, &handle(1), &other, &verifier);
         assert_eq!(due.iter().map(|(due, _)| due.clone()).collect::<Vec<_>>(), [handle(1), handle(2)]);
         let sync = |fd: &OwnedFd| {

@@ -1,20 +1,20 @@
-//! Calls that need no lane: what the kernel has in memory is answered on the shard, at once.
+//! Calls without a lane: the shard answers them at once from the kernel's memory.
 //!
-//! Each is a short cut for an operation of the same name on a lane, answers as that one does, and answers `None` where it
-//! cannot: then the operation runs on a lane. A shard must not wait, so a call is taken here only if
+//! Each is a short cut for the lane operation of the same name, and answers as that one does. `None`: the caller runs the
+//! operation on a lane. A shard must not wait, so a call is answered here only if
 //!
-//! - the file system is one of this machine's own ([`Export::is_warm`]), where attributes of an open object are read from memory;
-//! - the object is open already: opening a handle may read the medium;
-//! - names are looked up by RESOLVE_CACHED, which ends with EAGAIN where it would wait;
-//! - all bytes are in memory (cachestat(2), since Linux 6.5), and those behind them that a read may have the kernel read ahead:
-//!   RWF_NOWAIT alone begins the reading before it ends with EAGAIN, and waits for a place in the disk's queue;
-//! - the read does not change the time of the last access, which takes a place in the journal;
-//! - nothing is closed here that could be the last use of an inode ([`Closing`](crate::closing::Closing)).
+//! - the file system is a local one ([`Export::is_warm`]), which has the inode of an open object in memory;
+//! - the object is already open: opening a handle may read the disk;
+//! - names resolve with RESOLVE_CACHED, which fails with EAGAIN instead of waiting;
+//! - the page cache has all bytes (cachestat(2), since Linux 6.5), with those of the kernel's readahead: RWF_NOWAIT alone
+//!   starts the I/O before it fails with EAGAIN, and waits for a place in the disk's queue;
+//! - the read does not change the access time, which reserves space in the journal;
+//! - the shard closes no descriptor that may be the last one of an inode ([`Closing`](crate::closing::Closing)).
 //!
-//! A shard does not change its identity. What a caller may do is what the kernel said on a lane before, while that holds
+//! A shard never takes a caller's identity. It uses the kernel's earlier answers on a lane to that caller, while they hold
 //! ([`rights`](crate::rights)).
 //!
-//! A connection has a share of each turn of its shard ([`WarmShare`]). What it asks for beyond that runs on lanes.
+//! A connection has a share of each turn of its shard ([`WarmShare`]). Its requests beyond that run on lanes.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -36,24 +36,24 @@ use crate::ops::{Access, FILE_SIZE_MAX, OpenFile, ReadDone, possible};
 use crate::pool::Length;
 use crate::sys;
 
-/// Bytes that a shard copies for one call, at most: about 10 us.
+/// Most bytes that a shard copies for one call: about 10 us.
 pub const WARM_READ_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes behind those of a read that the kernel may read ahead for it: twice the default of `read_ahead_kb`, twice.
+/// Bytes of readahead after those of a read: twice the default of `read_ahead_kb`, twice.
 const AHEAD_BYTES: u64 = 512 << 10;
-/// What a connection may have done in a turn of its shard, in steps of about 5 us: a millisecond.
+/// Share of a connection in a turn of its shard, in steps of about 5 us: a millisecond.
 const SHARE_STEPS: u32 = 200;
-/// Bytes that are read in the time of a step.
+/// Bytes read in the time of a step.
 const STEP_BYTES: u32 = 32 << 10;
 
-/// What a connection has had done in a turn.
+/// Use of a connection's share in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmShare {
     turn: u64,
     steps: u32,
 }
 
-/// The file layer for a shard, in one call of a connection.
+/// The file layer as a shard uses it, for one call of a connection.
 pub struct Warm<'a> {
     fs: &'a Fs,
     lanes: &'a Lanes,
@@ -61,8 +61,8 @@ pub struct Warm<'a> {
 }
 
 impl Fs {
-    /// The short cuts of this layer. `lanes` close what a shard is done with; `turn` counts the turns of the shard, and `share` is that of
-    /// the connection.
+    /// The short cuts of this layer. `lanes` close the shard's released descriptors. `turn` counts the turns of the shard;
+    /// `share` belongs to the connection.
     pub fn warm<'a>(&'a self, lanes: &'a Lanes, turn: u64, share: &'a mut WarmShare) -> Warm<'a> {
         if share.turn != turn {
             *share = WarmShare { turn, steps: 0 };
@@ -70,16 +70,16 @@ impl Fs {
         Warm { fs: self, lanes, share }
     }
 
-    /// A call was answered without a lane.
+    /// Counts a call that was answered without a lane.
     pub fn count_warm(&self) {
         self.warm.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The attributes of an object, if they are known without a system call.
+    /// Cached attributes of an object; makes no system call.
     ///
-    /// Known are those of exports that are [exclusive](crate::ExportOptions::exclusive), from a `getattr` until the next change
-    /// begins. A call that begins after another operation of this layer has ended is never told older attributes than that one told.
-    /// The bytes that an object takes (`used`) may lag behind: file systems choose blocks when they write data out.
+    /// Objects of [exclusive](crate::ExportOptions::exclusive) exports are cached from a `getattr` until the next change
+    /// begins. A call that begins after another operation of this layer has ended never gets older attributes than that
+    /// operation returned. An object's allocated bytes (`used`) may lag: file systems allocate blocks at write-back.
     pub(crate) fn known_attr(&self, handle: &Handle) -> Option<Attr> {
         self.attrs.get(handle)
     }
@@ -159,14 +159,14 @@ impl Warm<'_> {
         read_cached(export, file.descriptor(), &attr, (offset, wanted), into)
     }
 
-    /// Takes a step and those for so many bytes from the share of the connection; `None` if there is nothing left.
+    /// Takes one step, and those for `bytes`, from the connection's share; `None` if none is left.
     fn step(&mut self, bytes: usize) -> Option<()> {
         (self.share.steps < SHARE_STEPS).then_some(())?;
         self.share.steps += 1 + bytes.min(WARM_READ_BYTES_MAX) as u32 / STEP_BYTES;
         Some(())
     }
 
-    /// Calls `work` with what is open of an object.
+    /// Calls `work` with the cached descriptor of an object.
     fn open<T>(&self, handle: &Handle, mode: Mode, work: impl FnOnce(&Export, &OwnedFd) -> Option<T>) -> Option<T> {
         let export = self.fs.export_of(handle).filter(|export| export.is_warm())?;
         let descriptor = self.fs.descriptors.peek(handle, mode)?;
@@ -175,14 +175,14 @@ impl Warm<'_> {
         done
     }
 
-    /// Ends the use of a descriptor of the cache, which may have let it go meanwhile.
+    /// Ends the use of a cached descriptor; the cache may have evicted it meanwhile.
     fn release(&self, export: &Export, handle: &Handle, descriptor: Arc<OwnedFd>) {
         if let Some(last) = Arc::into_inner(descriptor) {
             self.close(export, handle, Gone::of(last));
         }
     }
 
-    /// What the kernel said of a caller's rights.
+    /// The rights of a caller by the kernel's earlier answer.
     fn granted(
         &self,
         export: &Export,
@@ -195,7 +195,7 @@ impl Warm<'_> {
         self.fs.descriptors.granted(handle, self.fs.who_keys.who(&caller), attr.ctime, wanted)
     }
 
-    /// The handle and the attributes of an object that was just opened, which is kept open.
+    /// Handle and attributes of a newly opened object. Caches its descriptor.
     fn found(&self, export: &Export, object: OwnedFd, (dir, name): (&Handle, &CStr)) -> Option<Found> {
         let attr = attr_now(export, &object);
         let handle = attr.and_then(|_| export.handle_of(&object).ok());
@@ -206,7 +206,7 @@ impl Warm<'_> {
         export.learn(&handle, dir, name);
         match self.fs.descriptors.peek(&handle, Mode::Path) {
             Some(kept) => {
-                // Not the last use: the other one is held until this is closed.
+                // Not the last descriptor of the inode: `kept` is closed later.
                 drop(object);
                 self.release(export, &handle, kept);
             }
@@ -223,20 +223,20 @@ impl Warm<'_> {
     }
 }
 
-/// The attributes of an open object that has a name still, without asking more than the inode.
+/// Attributes of an open object that still has a name, from its inode alone.
 fn attr_now(export: &Export, object: &OwnedFd) -> Option<Attr> {
     attr_of_open(export, object).filter(|attr| attr.nlink > 0)
 }
 
-/// Those of one that may have no name.
+/// Attributes of an open object that may have no name, from its inode alone.
 fn attr_of_open(export: &Export, object: &OwnedFd) -> Option<Attr> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED).ok()?;
-    // Other parts of the file system have another number, which takes more than the inode.
+    // A subvolume has another device number; its fsid takes more than the inode.
     let is_known = (stat.stx_dev_major, stat.stx_dev_minor) == export.device;
     is_known.then(|| Attr::of(&stat, export.id(), 0))
 }
 
-/// Appends up to `wanted` bytes of a file, if all that takes is in memory. `attr`: of now, before the read.
+/// Appends up to `wanted` bytes of a file, if the page cache has them. `attr`: current attributes, from before the read.
 fn read_cached(
     export: &Export,
     file: &OwnedFd,
@@ -247,7 +247,7 @@ fn read_cached(
     (wanted <= WARM_READ_BYTES_MAX && offset <= FILE_SIZE_MAX).then_some(())?;
     let end = offset.saturating_add(wanted as u64).min(attr.size);
     let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
-        // Nothing is there, or nothing is asked for.
+        // End of file, or an empty request.
         return Some(0);
     };
     (!changes_access_time(export.access_times, attr)).then_some(())?;
@@ -256,11 +256,11 @@ fn read_cached(
     let pages = ahead.div_ceil(page) - offset / page;
     (sys::cached_pages(file, offset, ahead - offset).ok()? >= pages).then_some(())?;
     let count = sys::read_behind(file, offset, length as usize, into, libc::RWF_NOWAIT).ok()?;
-    // Shorter: it was cut, or memory was taken back meanwhile.
+    // Shorter: the file was truncated, or pages were reclaimed meanwhile.
     (count as u64 == length).then_some(count)
 }
 
-/// The rule of the kernel (`relatime_need_update` of fs/inode.c, Linux 6.18).
+/// The kernel's rule (`relatime_need_update` of fs/inode.c, Linux 6.18).
 fn changes_access_time(access_times: AccessTimes, attr: &Attr) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let is_old = || i64::try_from(now.as_secs()).is_ok_and(|now| now - attr.atime.seconds >= 24 * 60 * 60);
