@@ -192,13 +192,13 @@ impl Uncommitted {
         synced
     }
 
-    /// Removes a file whose data is all durable.
+    /// Drops the entry of a file whose data is all durable.
     fn drop_clean(&self, handle: &Handle, file: &Arc<File>) {
         let mut files = lock(&self.files);
         let is_same = files.get(handle).is_some_and(|known| Arc::ptr_eq(known, file));
         let is_clean = {
             let writes = lock(&file.writes);
-            // The holder of the lock, in its sync, removes the file itself.
+            // The holder of the lock, in its sync, drops the entry itself.
             writes.under_way == 0 && file.synced.try_lock().is_ok_and(|synced| synced.writes == writes.done)
         };
         let gone = if is_same && is_clean { files.remove(handle) } else { None };
@@ -212,13 +212,13 @@ impl Uncommitted {
         lock(&self.files).get(handle).map(|file| Arc::clone(&file.descriptor))
     }
 
-    /// Removes a deleted file; its unsynced data is gone with it.
+    /// Drops the entry of a deleted file; its unsynced data is gone.
     pub(crate) fn forget(&self, handle: &Handle) {
         let gone = lock(&self.files).remove(handle);
         drop(gone);
     }
 
-    /// Called once a second: removes deleted files, and returns old ones for the caller to sync.
+    /// Called once a second: drops the entries of deleted files, and returns old files for the caller to sync.
     pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         let looks = now.is_multiple_of(LOOK_SECONDS);
