@@ -1,7 +1,7 @@
-//! What each client has asked for. It is for people and for monitoring: nothing depends on it.
+//! Counters of each client, for people and for monitoring: nothing depends on them.
 //!
-//! A client is known by its address, which it keeps over connections. Each of its connections has its counters at hand, so a call
-//! takes no lock.
+//! A client's address identifies it, over connections. Each of its connections references its counters, so a call takes no
+//! lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,18 +15,18 @@ use ksf_fs::WarmShare;
 use crate::drc::Origin;
 use crate::program::sender_of;
 
-/// Clients that are told apart, at most. For one more that one is forgotten without a connection whose last one began the longest
-/// ago, and what it did counts among that of the others. Where all have connections, the new one is one of the others.
+/// Most clients with counters of their own. One more evicts the client without a connection whose last connection began the
+/// longest ago, and [`Client::Others`] gets its counts. While all have connections, the new one counts as one of the others.
 pub const CLIENTS_MAX: usize = 1024;
 
-/// Who made calls.
+/// Origin of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Client {
     /// A machine.
     Address(IpAddr),
     /// Programs on this machine, through a Unix socket.
     Local,
-    /// All that are not told apart.
+    /// All clients without counters of their own.
     Others,
 }
 
@@ -46,29 +46,29 @@ impl fmt::Display for Client {
     }
 }
 
-/// What one client has done.
+/// Counts of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientCounts {
-    /// Which.
+    /// The client.
     pub client: Client,
-    /// Its connections now.
+    /// Its current connections.
     pub connections: u64,
-    /// Mounts that it told of and did not take back.
+    /// Its mounts in the list of DUMP.
     pub mounts: u64,
-    /// Its calls of NFS, also those that were refused.
+    /// Its NFS calls, including refused ones.
     pub calls: u64,
-    /// Data of its READs.
+    /// Bytes of data of its READs.
     pub read_bytes: u64,
-    /// Data of its WRITEs that went well.
+    /// Bytes of data of its successful WRITEs.
     pub written_bytes: u64,
 }
 
-/// Lines of the cache of their own, so that clients do not wait for each other.
+/// Counters of a client, in cache lines of their own: clients do not contend for them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Cells {
     connections: AtomicU64,
-    /// The number of its last connection among all.
+    /// Number of the client's last connection among all connections.
     last: AtomicU64,
     calls: AtomicU64,
     read_bytes: AtomicU64,
@@ -106,7 +106,7 @@ impl Cells {
 pub struct Connection {
     pub(crate) origin: Origin,
     pub(crate) client: Arc<Cells>,
-    /// What it has had done on the shard.
+    /// Use of its share of a turn of the shard.
     pub(crate) share: WarmShare,
 }
 
@@ -126,11 +126,11 @@ pub(crate) struct Activity {
 
 impl Activity {
     fn lock(&self) -> MutexGuard<'_, HashMap<Client, Arc<Cells>>> {
-        // No change of the map is made in two steps that need each other.
+        // No change of the map takes two dependent steps: a panic leaves it consistent.
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection of a client begins, or a socket for datagrams, whose callers are not counted.
+    /// Begins a connection of a client, or a datagram socket, whose callers are not counted.
     pub(crate) fn connect(&self, peer: &Peer) -> Connection {
         let client = match peer {
             Peer::Udp(_) => Arc::new(Cells { connections: AtomicU64::new(1), ..Cells::default() }),
@@ -155,13 +155,13 @@ impl Activity {
         }
         let is_full = clients.len() >= CLIENTS_MAX && !clients.contains_key(&client);
         let cells = if is_full { Arc::clone(&self.others) } else { Arc::clone(clients.entry(client).or_default()) };
-        // Under the lock: it must not be forgotten meanwhile.
+        // Under the lock: no other call may evict the client meanwhile.
         cells.connections.fetch_add(1, Ordering::Relaxed);
         cells.last.store(number, Ordering::Relaxed);
         cells
     }
 
-    /// What was counted so far, of the clients with the most calls first. `mounts`: how many each has.
+    /// Counts so far, the clients with the most calls first. `mounts`: number of mounts of each client.
     pub(crate) fn read(&self, mut mounts: HashMap<Client, u64>) -> Vec<ClientCounts> {
         let mut all: Vec<_> = self.lock().iter().map(|(client, cells)| cells.counts(*client)).collect();
         let others = self.others.counts(Client::Others);
@@ -171,7 +171,7 @@ impl Activity {
         for counts in &mut all {
             counts.mounts = mounts.remove(&counts.client).unwrap_or(0);
         }
-        // They mounted by datagrams, or were forgotten.
+        // Clients that mounted by datagrams, or were evicted.
         all.extend(
             mounts.into_iter().map(|(client, mounts)| ClientCounts { mounts, ..Cells::default().counts(client) }),
         );
@@ -215,7 +215,7 @@ mod tests {
         let activity = Activity::default();
         let mut all: Vec<_> = (0..CLIENTS_MAX as u32).map(|number| activity.connect(&peer(number))).collect();
         all[5].client.called();
-        // None is gone.
+        // No client has disconnected.
         let crowd: Vec<_> = (0..3).map(|number| activity.connect(&peer(5000 + number))).collect();
         crowd.iter().for_each(|connection| connection.client.called());
         let count =
@@ -223,7 +223,7 @@ mod tests {
         let others = count(&activity, Client::Others).unwrap();
         assert_eq!((others.connections, others.calls), (3, 3));
         assert!(count(&activity, client(5000)).is_none());
-        // The one that came first of two that are gone makes room.
+        // The older of two disconnected clients makes room.
         drop([all.remove(5), all.remove(8)]);
         let new = activity.connect(&peer(6000));
         new.client.called();
@@ -231,7 +231,7 @@ mod tests {
         assert!(count(&activity, client(5)).is_none() && count(&activity, client(9)).is_some());
         assert_eq!(count(&activity, Client::Others).unwrap().calls, 4, "nothing is lost of the sum");
         assert_eq!(activity.read(HashMap::new()).len(), CLIENTS_MAX + 1);
-        // Who comes back is known.
+        // A returning client is known.
         let back = activity.connect(&peer(9));
         assert_eq!(
             (count(&activity, client(9)).unwrap().connections, back.client.calls.load(Ordering::Relaxed)),

@@ -1,4 +1,4 @@
-//! Requests on their lane: what the file layer is asked for, and the reply.
+//! Execution of a request by the file layer, on a lane or a shard, and its reply.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::fids::{Change, FidId, Node, Place, Setting};
 use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
 use rustix::io::Errno;
 
-/// A name in a folder.
+/// A name in a directory.
 pub(crate) type Name = Box<[u8]>;
 
-/// A request with all that it needs.
+/// A request with all its arguments.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// The root of an export, and names below it.
+    /// Tattach: the root of an export, and names below it.
     Attach {
         id: FidId,
         caller: Arc<Credential>,
@@ -69,7 +69,7 @@ pub(crate) enum Work {
     Statfs {
         node: Arc<Node>,
     },
-    /// The last use of what was open; it is closed with this.
+    /// Tclunk of an open fid; closes its file.
     Clunk {
         file: OpenFile,
     },
@@ -123,7 +123,7 @@ pub(crate) enum Work {
         name: Name,
         directory: bool,
     },
-    /// What is open of it is closed with this.
+    /// Tremove; closes the fid's open file, too.
     Remove {
         node: Arc<Node>,
         open: Option<OpenFile>,
@@ -132,25 +132,25 @@ pub(crate) enum Work {
         file: OpenFile,
         data_only: bool,
     },
-    /// A value, or all names if `name` is empty.
+    /// Reads a value, or all names if `name` is empty.
     Xattrwalk {
         id: FidId,
         node: Arc<Node>,
         name: Name,
         open: Option<OpenFile>,
     },
-    /// What was written to the fid of an extended attribute is set: its Tclunk.
+    /// Tclunk of the fid of Txattrcreate; sets the written value.
     SetXattr {
         setting: Arc<Setting>,
         open: Option<OpenFile>,
     },
-    /// `None`: the lock is given back.
+    /// `None` releases the lock.
     Lock {
         file: OpenFile,
         kind: Option<LockKind>,
         range: LockRange,
     },
-    /// The lock is as it was asked for; with the process and the client.
+    /// The requested lock, with its process and client.
     Getlock {
         file: OpenFile,
         kind: LockKind,
@@ -160,18 +160,18 @@ pub(crate) enum Work {
     },
 }
 
-/// What is sent.
+/// The reply to a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// A whole message.
     Message(Vec<u8>),
-    /// The data of a message of this type.
+    /// Type and data of a message.
     Data(u8, Vec<u8>),
     /// Rlerror.
     Error(Errno),
 }
 
-/// A request that was carried out.
+/// Result of a request: the reply, and the change of its fid.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) answer: Answer,
@@ -187,7 +187,7 @@ impl From<Errno> for Done {
 impl Done {
     fn read(mut data: Vec<u8>) -> Self {
         if data.capacity() / 2 > data.len() {
-            // The end of the file: what waits to be sent is counted by its length.
+            // End of the file. The output counts bytes by length, not capacity.
             data.shrink_to_fit();
         }
         Self { answer: Answer::Data(Reply::Read { data: Default::default() }.kind(), data), change: None }
@@ -197,7 +197,7 @@ impl Done {
         let mut message = Vec::with_capacity(64);
         let answer = match reply.put(tag, &mut message) {
             Ok(()) => Answer::Message(message),
-            // Nothing that the kernel tells is so long.
+            // No string of the kernel is so long.
             Err(_) => Answer::Error(Errno::IO),
         };
         Self { answer, change }
@@ -205,7 +205,7 @@ impl Done {
 }
 
 impl Work {
-    /// How long it may keep its lane.
+    /// Class of the time for which the request may occupy its lane.
     pub(crate) fn length(&self) -> Length {
         match self {
             Self::Read { .. } | Self::Write { .. } | Self::Readdir { .. } => Length::Long,
@@ -213,7 +213,7 @@ impl Work {
         }
     }
 
-    /// The object that it is about, whose export has the queue that it waits in.
+    /// The request's object; the request waits in the queue of its export.
     pub(crate) fn handle(&self) -> &Handle {
         match self {
             Self::Attach { root, .. } => root,
@@ -244,7 +244,7 @@ impl Work {
         }
     }
 
-    /// Bytes of memory that it takes until it is carried out.
+    /// Bytes of memory that the request takes until it is executed.
     pub(crate) fn bytes(&self) -> usize {
         let more = match self {
             Self::Write { data, .. } => data.len(),
@@ -255,7 +255,8 @@ impl Work {
         size_of::<Self>() + more
     }
 
-    /// What asks for attributes by a handle, or changes them, once more: [`Work::with_open`] does it by what is open of the object.
+    /// A copy of a request that reads or changes attributes by handle, for a second try: [`Work::with_open`] makes it use an
+    /// open file.
     pub(crate) fn by_handle(&self) -> Option<Self> {
         let open = None;
         match self {
@@ -280,7 +281,7 @@ impl Work {
         self
     }
 
-    /// What becomes of its fid if it fails.
+    /// Change of the fid if the request fails.
     pub(crate) fn undo(&self) -> Option<Change> {
         match self {
             Self::Attach { id, .. } | Self::Xattrwalk { id, .. } | Self::Walk { id, in_place: false, .. } => {
@@ -292,7 +293,7 @@ impl Work {
         }
     }
 
-    /// Carries it out on the shard, if that needs no lane.
+    /// Executes the request on the shard; `None` if it needs a lane.
     pub(crate) fn at_once(&self, mut fs: Warm<'_>, tag: u16) -> Option<Done> {
         match self {
             Self::Getattr { node, .. } => {
@@ -314,7 +315,7 @@ impl Work {
         }
     }
 
-    /// Carries it out, but for syncs.
+    /// Executes the request on a lane, but for its syncs.
     pub(crate) fn run(self, fs: &Fs, lane: &mut Lane, tag: u16) -> Done {
         let undo = self.undo();
         self.try_run(fs, lane, tag).unwrap_or_else(|errno| Done { answer: Answer::Error(errno), change: undo })
@@ -332,7 +333,7 @@ impl Work {
                 }
                 let qid = walked.qids.last().copied().unwrap_or_else(|| qid_of(&attr));
                 let node = walked.node.unwrap_or(from);
-                // What is above it is no part of the attach.
+                // The root has no name: its parent is not in the attach.
                 let node = Arc::new(Node { place: None, ..node });
                 Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, node)))
             }
@@ -466,25 +467,25 @@ impl Work {
                 plain(Reply::Clunk {})
             }
             Self::Lock { file, kind, range } => {
-                // The client asks again, if it wants to wait.
+                // A client that wants to wait asks again.
                 let is_granted = fs.lock_open(lane, &file, kind, range)?;
                 plain(Reply::Lock { status: if is_granted { LOCK_GRANTED } else { LOCK_BLOCKED } })
             }
             Self::Getlock { file, kind, range, process, client } => {
                 let lock = match fs.find_lock(lane, &file, kind, range)? {
-                    // Whose it is the kernel does not tell.
+                    // The kernel does not report the holder.
                     Some((kind, range)) => get_lock(wire_kind(Some(kind)), range, 0, b""),
                     None => get_lock(wire_kind(None), range, process, &client),
                 };
                 plain(Reply::Getlock { lock })
             }
-            // Its sync is owed, and tells the result.
+            // The owed sync determines the result.
             Self::Fsync { .. } => plain(Reply::Fsync {}),
         })
     }
 }
 
-/// Answers to Tlock.
+/// Status values of Rlock.
 const LOCK_GRANTED: u8 = 0;
 const LOCK_BLOCKED: u8 = 1;
 
@@ -492,17 +493,17 @@ fn get_lock(kind: u8, range: LockRange, process: u32, client: &[u8]) -> GetLock<
     GetLock { kind, start: range.start, length: range.length, process, client }
 }
 
-/// How far names led.
+/// Result of a walk, possibly partial.
 #[derive(Default)]
 struct Walked {
     qids: Vec<Qid>,
-    /// What the last of them led to.
+    /// Object of the last name found.
     node: Option<Node>,
-    /// Why no further.
+    /// Error that stopped the walk.
     stopped: Option<Errno>,
 }
 
-/// Looks names up, each in what the one before led to.
+/// Looks names up, each in the object of the one before.
 fn walk(fs: &Fs, lane: &mut Lane, from: &Node, names: &[Name]) -> Walked {
     let look = |dir: &Handle, name: &[u8]| Some(fs.lookup(lane, &from.caller, dir, name).result);
     walk_by(look, from, names).unwrap_or_default()
@@ -532,7 +533,7 @@ fn walk_by(
     Some(walked)
 }
 
-/// The reply to a Twalk, and what becomes of its fid.
+/// The reply to a Twalk, and the change of its fid.
 fn walked_to(tag: u16, walked: Walked, (id, names, in_place): (FidId, usize, bool)) -> Result<Done, Errno> {
     if let Some(errno) = walked.stopped.filter(|_| walked.qids.is_empty()) {
         return Err(errno);
@@ -546,7 +547,7 @@ fn walked_to(tag: u16, walked: Walked, (id, names, in_place): (FidId, usize, boo
     Ok(Done::message(tag, Reply::Walk { qids }, change))
 }
 
-/// Whole entries of a folder, as many as there is room for.
+/// Reads whole entries of a directory, as many as fit in `bytes_max`.
 fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usize) -> Result<Vec<u8>, Errno> {
     let part = part_of(&fs.attr_open(lane, folder)?);
     let mut data = Vec::new();
@@ -559,7 +560,7 @@ fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usi
         }
         has_room
     })?;
-    // No entry at all would be the end of the folder.
+    // An empty reply would mean the end of the directory.
     if data.is_empty() && !has_room { Err(Errno::INVAL) } else { Ok(data) }
 }
 
@@ -573,7 +574,7 @@ fn set_xattr(fs: &Fs, lane: &mut Lane, setting: &Setting, open: Option<&OpenFile
         return Err(Errno::INVAL);
     }
     let object = object_of(node, open);
-    // So Linux removes an attribute.
+    // Linux' client removes an attribute in this way.
     let is_removed = value.is_empty() && *how == XattrHow::Replace;
     let done = if is_removed {
         fs.remove_xattr(lane, &node.caller, object, name)
@@ -598,14 +599,14 @@ fn unlink(
     removed.result
 }
 
-/// The name under which an object was found, if it has that still, and what it is.
+/// Name and type of an object, if it still has the name of its walk.
 fn found_at<'a>(fs: &Fs, lane: &mut Lane, node: &'a Node) -> Result<(&'a Place, FileType), Errno> {
     let place = node.place.as_ref().ok_or(Errno::INVAL)?;
     let found = fs.lookup(lane, &node.caller, &place.dir, &place.name).result?;
     if found.handle == node.handle { Ok((place, found.attr.file_type)) } else { Err(Errno::STALE) }
 }
 
-/// A whole Rlerror.
+/// Appends a whole Rlerror.
 pub(crate) fn put_error(tag: u16, errno: Errno, out: &mut Vec<u8>) {
     let start = out.len();
     if (Reply::Lerror { ecode: errno.raw_os_error() as u32 }).put(tag, out).is_err() {
