@@ -1,4 +1,4 @@
-//! Exports of file servers as they are typed: `/srv/data,ro,clients=10.0.0.0/8`, the same as a flag and in the file.
+//! Exports of file servers, as a flag or in the file: `/srv/data,ro,clients=10.0.0.0/8`.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -17,45 +17,45 @@ use crate::serve::running::Running;
 use crate::stats::Value;
 use crate::toml_file::{Mistake, Table};
 
-/// Threads that carry requests out, where nothing is said.
+/// Default of `--lanes`.
 const LANES: u64 = 16;
 const LANES_MAX: u64 = 1024;
 
-/// How long the requests that were begun may take when a server ends.
+/// Time for requests in progress when a server ends.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
-/// What servers of files share, as flags and, by [`FileServer::read`], as keys of a table.
+/// Settings of all file servers, as flags and, by [`FileServer::read`], as keys of a table.
 #[derive(Debug, Args)]
 pub(super) struct FileServer {
-    /// Folder to export, with options behind commas; repeatable
+    /// Directory to export, with options behind commas; repeatable
     ///
-    /// ro: nothing can be changed. clients=CIDR: only these clients, repeatable. squash=root|all|none: whose requests are those
-    /// of the anonymous user [default: root]. anon=UID:GID: that user [default: 65534:65534]. manage-gids: groups are looked up
-    /// here, because a request has at most 16 [9P: always]. names=sync: changes of names and attributes are answered when they
-    /// are on the medium [default of NFS]; names=async: before [default of 9P, whose clients ask for that by fsync]. secure: only
-    /// from ports below 1024. exclusive: nothing but this server changes the folder, so attributes are kept.
+    /// ro: read only. clients=CIDR: only these clients, repeatable. squash=root|all|none: maps these users to the anonymous
+    /// user [default: root]. anon=UID:GID: that user [default: 65534:65534]. manage-gids: looks groups up here, because a
+    /// request has at most 16 [9P: always]. names=sync: answers changes of names and attributes when they are durable [default
+    /// of NFS]; names=async: before [default of 9P, whose clients ask for durability by fsync]. secure: only ports below 1024.
+    /// exclusive: only this server changes the directory, so it caches attributes.
     #[arg(long = "export", value_name = "DIR[,OPTION...]", required = true)]
     exports: Vec<ExportSpec>,
-    /// Where relative paths begin.
+    /// Base of relative paths.
     #[arg(skip)]
     folder: PathBuf,
-    /// Folder of the keys that handles are verified with; clients of NFS that have mounted need them after a restart
-    /// [default: /var/lib/ksf/nfs or 9p; without root ksf/nfs or 9p below $XDG_STATE_HOME or ~/.local/state]
+    /// Directory of the keys that verify handles; NFS clients with a mount need them after a restart [default: /var/lib/ksf/nfs
+    /// or 9p; without root ksf/nfs or 9p below $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     state: Option<PathBuf>,
-    /// Threads that carry requests out; more than CPUs, because they wait for disks
+    /// Threads that execute requests; more than CPUs, because they wait for disks
     #[arg(long, value_name = "N", default_value_t = LANES, value_parser = number::<1, LANES_MAX>)]
     lanes: u64,
 }
 
-/// The keys of a table that these are.
+/// [`FileServer`] as the keys of a table.
 #[derive(Debug, Deserialize)]
 struct FileServerTable {
-    /// Folders with their options, relative to the file.
+    /// Directories with their options, relative to the file.
     exports: Vec<ExportSpec>,
-    /// Folder of keys, relative to the file.
+    /// Directory of keys, relative to the file.
     state: Option<PathBuf>,
-    /// Threads.
+    /// Number of threads.
     lanes: Option<Number<1, LANES_MAX>>,
 }
 
@@ -70,7 +70,7 @@ impl FileServer {
         Ok(Self { exports, folder, state, lanes: lanes.map_or(LANES, |number| number.0) })
     }
 
-    /// For a server of this kind. `sync_names`: where an export says nothing.
+    /// Settings for a server of this kind. `sync_names`: default of exports without `names=`.
     pub(super) fn settings(&self, kind: &str, sync_names: bool) -> Result<FileSettings, Failure> {
         Ok(FileSettings {
             exports: self.exports.iter().map(|spec| spec.settings(&self.folder, sync_names)).collect(),
@@ -80,7 +80,7 @@ impl FileServer {
         })
     }
 
-    /// Says of each export how it is served, with `more` of it, and as whom, if that is not the caller.
+    /// Reports each export with its options and `more`, and the identity of requests if it is not the caller's.
     pub(super) fn tell<'a>(
         &self,
         running: &mut Running,
@@ -99,7 +99,7 @@ impl FileServer {
     }
 }
 
-/// Why a server does not open, with its status; the error says the remedy.
+/// Failure of a server's start, with its status; the error names the remedy.
 pub(super) fn explain(error: OpenError) -> Failure {
     let status = match &error {
         OpenError::Export(_) => Status::NoInput,
@@ -108,7 +108,7 @@ pub(super) fn explain(error: OpenError) -> Failure {
     Failure::new(status, error.to_string())
 }
 
-/// What `ksf stat` shows of a file layer.
+/// Counters of a file layer for `ksf stat`.
 pub(super) fn counters(files: &Files) -> impl Iterator<Item = Value> {
     let (fs, lanes) = (files.fs_counters(), files.lane_counters());
     [
@@ -131,24 +131,24 @@ pub(super) fn counters(files: &Files) -> impl Iterator<Item = Value> {
     .map(|(name, help, value)| Value::new(name, help, value))
 }
 
-/// What may stand behind the folder.
+/// Options behind the directory.
 const OPTIONS: &str = "ro, rw, clients=CIDR, squash=root|all|none, anon=UID:GID, manage-gids, names=sync|async, \
                        secure, exclusive";
 
-/// A folder with its options.
+/// A directory with its options.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "String")]
 struct ExportSpec {
     path: PathBuf,
     options: ExportOptions,
-    /// `names=`; `None`: nothing is said.
+    /// `names=`; `None`: not given.
     sync_names: Option<bool>,
     clients: Clients,
     secure: bool,
 }
 
 impl ExportSpec {
-    /// The export, with a path that begins in `folder` if it is relative. `sync_names`: where nothing is said.
+    /// The export, with a relative path below `folder`. `sync_names`: default without `names=`.
     fn settings(&self, folder: &Path, sync_names: bool) -> ExportSettings {
         let sync_names = self.sync_names.unwrap_or(sync_names);
         ExportSettings {
@@ -159,7 +159,7 @@ impl ExportSpec {
         }
     }
 
-    /// Its options in words, for the line at the start.
+    /// Its options as text, for the line at the start.
     fn words(&self) -> String {
         let ExportOptions { read_only, squash, anonymous: (uid, gid), manage_gids, sync_names: _, exclusive } =
             self.options;
@@ -181,7 +181,7 @@ impl ExportSpec {
     }
 }
 
-/// Where the keys of a file server of this kind are kept where nothing is said.
+/// Default directory for the keys of a file server of this kind.
 fn default_state(kind: &str) -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(Path::new("/var/lib/ksf").join(kind));
@@ -197,7 +197,7 @@ fn default_state(kind: &str) -> Result<PathBuf, Failure> {
     })
 }
 
-/// What is said at the start where requests do not have the rights of their own users.
+/// Note at the start if requests do not have the rights of their own users.
 fn own_identity_note(name: &str) -> String {
     format!(
         "{name}: all requests are carried out as the user of this process, whoever sends them; for the rights of their own \
@@ -205,7 +205,7 @@ fn own_identity_note(name: &str) -> String {
     )
 }
 
-/// Ends a file layer; an error where requests hang.
+/// Ends a file layer; fails if requests hang.
 pub(super) fn close(files: &Files) -> std::io::Result<()> {
     match files.close(Instant::now() + CLOSE_WITHIN) {
         0 => Ok(()),
@@ -223,7 +223,7 @@ fn name_of(squash: Squash) -> &'static str {
 
 fn anonymous(text: &str) -> Option<(u32, u32)> {
     let (uid, gid) = text.split_once(':')?;
-    // The last number means nobody in system calls.
+    // System calls take the last number for "no change".
     let id = |text: &str| text.parse().ok().filter(|id| *id != u32::MAX);
     Some((id(uid)?, id(gid)?))
 }
