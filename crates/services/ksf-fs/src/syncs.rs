@@ -121,7 +121,7 @@ impl Syncs {
         let mut joint = None;
         for Waiter { fs, debt, mut more, bytes, then } in batch {
             let paid = match debt.what {
-                // `Written` checks by itself whether a sync has covered it; `Opened` learns of losses by its own descriptor.
+                // `Written` checks if a sync has covered it; `Opened` learns of losses by its own descriptor.
                 What::Written(_) | What::Opened { .. } => fs.pay(lane, &debt),
                 What::Names | What::Content => *joint.get_or_insert_with(|| fs.pay(lane, &debt)),
             };

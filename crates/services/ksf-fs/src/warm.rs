@@ -129,7 +129,7 @@ impl Warm<'_> {
         })
     }
 
-    /// [`Fs::read`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
+    /// [`Fs::read`]. Without an answer, discard appended bytes. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
     pub fn read(
         &mut self,
         credential: &Credential,
@@ -149,12 +149,12 @@ impl Warm<'_> {
         })
     }
 
-    /// [`Fs::read_open`]; what was appended counts with an answer only. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
+    /// [`Fs::read_open`]. Without an answer, discard appended bytes. `None` for more than [`WARM_READ_BYTES_MAX`] bytes, too.
     pub fn read_open(&mut self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
         let export = self.fs.export_of(file.handle()).filter(|export| export.is_warm())?;
         (file.file_type() == FileType::Regular && file.is_read()).then_some(())?;
         self.step(wanted)?;
-        // It may have lost its name.
+        // The file may have lost its name.
         let attr = attr_of_open(export, file.descriptor())?;
         read_cached(export, file.descriptor(), &attr, (offset, wanted), into)
     }
