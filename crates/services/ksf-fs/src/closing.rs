@@ -9,7 +9,7 @@ use crate::descriptors::Gone;
 /// Descriptors that a lane closes together.
 const BATCH: usize = 64;
 /// Most descriptors that wait to be closed, with those in the queue of a lane. Beyond that shards open nothing.
-const WAITING_MAX: usize = 512;
+const WAITING_MAX: usize = 256;
 
 /// Descriptors of one export that lanes have to close.
 #[derive(Debug, Default)]
@@ -34,10 +34,11 @@ impl Closing {
     /// Adds released descriptors. Returns all waiting ones when a lane should close them: they are enough for a job, or one is
     /// open for writing and prevents execution of its file.
     pub(crate) fn add(&self, gone: Gone) -> Option<Batch> {
-        if gone.is_empty() {
+        let count = gone.count();
+        if count == 0 {
             return None;
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_add(count, Ordering::Relaxed);
         let is_urgent = gone.is_writable();
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         next.push(gone);
@@ -57,7 +58,7 @@ impl Closing {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let count = self.gone.len();
+        let count = self.gone.iter().map(Gone::count).sum();
         self.gone.clear();
         self.waiting.fetch_sub(count, Ordering::Relaxed);
     }

@@ -8,11 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::attr::{Attr, Time};
+use crate::attr::Time;
 use crate::handle::Handle;
 use crate::lru::Lru;
 use crate::ops::Access;
-use crate::rights::{Rights, Who, is_settled};
+use crate::rights::{Question, Rights, Who};
 
 /// Parts of the cache, each with its own lock.
 const PARTS: usize = 16;
@@ -72,8 +72,8 @@ impl Gone {
         Self { descriptor: Some(Arc::new(descriptor)), objects: Vec::new() }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.descriptor.is_none() && self.objects.is_empty()
+    pub(crate) fn count(&self) -> usize {
+        usize::from(self.descriptor.is_some()) + self.objects.iter().map(Open::count).sum::<usize>()
     }
 
     /// True if a file in it is open for writing, so that nobody executes it.
@@ -164,12 +164,19 @@ impl Descriptors {
         self.part(handle).objects.get(handle)?.rights.granted(who, ctime, wanted)
     }
 
-    /// Keeps what the kernel said. `before`: the attributes of the object before it was asked.
-    pub(crate) fn keep_rights(&self, handle: &Handle, who: Who, before: &Attr, asked_for: Access, granted: Access) {
-        if is_settled(before)
+    /// Keeps what the kernel said.
+    pub(crate) fn keep_rights(
+        &self,
+        handle: &Handle,
+        who: Who,
+        question: Question,
+        asked_for: Access,
+        granted: Access,
+    ) {
+        if question.is_settled
             && let Some(open) = self.part(handle).objects.get(handle)
         {
-            open.rights.keep(who, before.ctime, asked_for, granted);
+            open.rights.keep(who, question, asked_for, granted);
         }
     }
 

@@ -210,6 +210,8 @@ pub struct Export {
     kind: i64,
     /// When reads change the time of the last access.
     pub(crate) access_times: AccessTimes,
+    /// Most bytes that the kernel reads ahead of a read, twice: the next window begins inside of the last one. `None`: not known.
+    pub(crate) ahead_bytes: Option<u64>,
     pub(crate) closing: Closing,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
@@ -326,6 +328,7 @@ impl Export {
             file_system,
             kind,
             access_times,
+            ahead_bytes: ahead_bytes(device),
             closing: Closing::default(),
             table,
             verifier,
@@ -349,6 +352,14 @@ impl Export {
     pub(crate) fn handle(&self, kernel: &sys::KernelHandle) -> Option<Handle> {
         Handle::new(self.id, &self.key, kernel)
     }
+}
+
+/// [`Export::ahead_bytes`] of a file system on a block device, or on a partition of one (sysfs, `queue/read_ahead_kb`).
+fn ahead_bytes((major, minor): (u32, u32)) -> Option<u64> {
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    let kib =
+        ["queue", "../queue"].iter().find_map(|at| fs::read_to_string(format!("{device}/{at}/read_ahead_kb")).ok())?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(2 << 10)
 }
 
 /// File systems of this machine's own, by the type that statfs(2) tells: ext4, xfs, btrfs, tmpfs. Their attributes lie with the inode.

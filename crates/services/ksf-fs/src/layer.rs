@@ -23,7 +23,7 @@ use crate::handle::Handle;
 use crate::lane::{Identities, Lane};
 use crate::ops::{Access, OpenFiles};
 use crate::owed::{Debt, Owed, What};
-use crate::rights::WhoKeys;
+use crate::rights::{Question, WhoKeys};
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
 
@@ -318,16 +318,16 @@ impl Fs {
         (user_of(credential, options).is_none() || managed.is_some()).then(|| credential.identity(options, managed))
     }
 
-    /// Keeps for calls without a lane what the kernel said of a caller's rights. `before`: the attributes before it was asked.
+    /// Keeps for calls without a lane what the kernel said of a caller's rights.
     pub(crate) fn keep_rights(
         &self,
         call: &Call<'_>,
         handle: &Handle,
-        before: &Attr,
+        question: Question,
         (asked_for, granted): (Access, Access),
     ) {
         if call.export.is_warm() {
-            self.descriptors.keep_rights(handle, self.who_keys.who(&call.caller), before, asked_for, granted);
+            self.descriptors.keep_rights(handle, self.who_keys.who(&call.caller), question, asked_for, granted);
         }
     }
 

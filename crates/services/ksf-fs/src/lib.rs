@@ -70,4 +70,4 @@ pub use ops::{
 };
 pub use owed::Owed;
 pub use pool::Length;
-pub use warm::{WARM_READ_BYTES_MAX, Warm, WarmShare};
+pub use warm::{WARM_READ_BYTES_MAX, Warm, WarmShare, WarmTurn};

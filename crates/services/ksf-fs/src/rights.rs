@@ -61,9 +61,9 @@ impl Rights {
         holds.then(|| answer.granted & wanted)
     }
 
-    /// Caches an answer. `ctime`: the object's, read before the kernel was asked.
-    pub(crate) fn keep(&mut self, who: Who, ctime: Time, asked_for: Access, granted: Access) {
-        let asked = Instant::now();
+    /// Caches the answer to a question.
+    pub(crate) fn keep(&mut self, who: Who, question: Question, asked_for: Access, granted: Access) {
+        let Question { ctime, asked, .. } = question;
         let mut new = Answer { who, ctime, asked, known: asked_for, granted: granted & asked_for };
         if let Some(at) = self.0.iter().position(|answer| answer.who == who) {
             let old = self.0.swap_remove(at);
@@ -85,9 +85,22 @@ impl Rights {
     }
 }
 
-/// True if a change from now on has another ctime than these attributes.
-pub(crate) fn is_settled(attr: &Attr) -> bool {
-    SystemTime::now().duration_since(UNIX_EPOCH).is_ok_and(|now| is_settled_at(attr.ctime, now))
+/// When the kernel was asked for rights, and the object's ctime before that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    ctime: Time,
+    asked: Instant,
+    /// A change after the question has another ctime, so the answer may be cached.
+    pub(crate) is_settled: bool,
+}
+
+impl Question {
+    /// Call it after the attributes were read and before the kernel is asked: the work behind the question may take long.
+    pub(crate) fn about(attr: &Attr) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let is_settled = now.is_ok_and(|now| is_settled_at(attr.ctime, now));
+        Self { ctime: attr.ctime, asked: Instant::now(), is_settled }
+    }
 }
 
 fn is_settled_at(ctime: Time, now: Duration) -> bool {
@@ -109,6 +122,10 @@ mod tests {
         keys.who(&Credential::unix(uid, 100, &[4, 5]).identity(&options, None))
     }
 
+    fn question(seconds: i64) -> Question {
+        Question { ctime: time(seconds), asked: Instant::now(), is_settled: true }
+    }
+
     fn time(seconds: i64) -> Time {
         Time { seconds, nanos: 0 }
     }
@@ -118,15 +135,15 @@ mod tests {
         let keys = WhoKeys::default();
         let (one, two) = (who(&keys, 1000), who(&keys, 1001));
         let mut rights = Rights::default();
-        rights.keep(one, time(5), Access::READ | Access::WRITE, Access::READ);
+        rights.keep(one, question(5), Access::READ | Access::WRITE, Access::READ);
         assert_eq!(rights.granted(one, time(5), Access::READ | Access::WRITE), Some(Access::READ));
         assert_eq!(rights.granted(one, time(5), Access::WRITE), Some(Access::NONE));
         assert_eq!(rights.granted(one, time(5), Access::EXECUTE), None, "nobody asked");
         assert_eq!(rights.granted(one, time(6), Access::READ), None, "it changed");
         assert_eq!(rights.granted(two, time(5), Access::READ), None);
-        rights.keep(one, time(5), Access::WRITE | Access::EXECUTE, Access::EXECUTE);
+        rights.keep(one, question(5), Access::WRITE | Access::EXECUTE, Access::EXECUTE);
         assert_eq!(rights.granted(one, time(5), ALL), Some(Access::READ | Access::EXECUTE));
-        rights.keep(one, time(6), Access::READ, Access::NONE);
+        rights.keep(one, question(6), Access::READ, Access::NONE);
         assert_eq!(rights.granted(one, time(6), Access::EXECUTE), None, "of before the change");
         assert_eq!(rights.granted(one, time(6), Access::READ), Some(Access::NONE));
     }
@@ -136,14 +153,14 @@ mod tests {
         let keys = WhoKeys::default();
         let one = who(&keys, 1000);
         let mut rights = Rights::default();
-        rights.keep(one, time(5), Access::READ, Access::READ);
+        rights.keep(one, question(5), Access::READ, Access::READ);
         let Some(before) = Instant::now().checked_sub(HOLDS) else { return };
         rights.0[0].asked = before + Duration::from_millis(500);
-        rights.keep(one, time(5), Access::WRITE, Access::WRITE);
+        rights.keep(one, question(5), Access::WRITE, Access::WRITE);
         assert_eq!(rights.0[0].asked, before + Duration::from_millis(500));
         rights.0[0].asked = before;
         assert_eq!(rights.granted(one, time(5), Access::READ), None);
-        rights.keep(one, time(5), Access::WRITE, Access::WRITE);
+        rights.keep(one, question(5), Access::WRITE, Access::WRITE);
         assert_eq!(rights.granted(one, time(5), Access::READ), None, "the one of before is gone");
     }
 
@@ -166,7 +183,7 @@ mod tests {
         let keys = WhoKeys::default();
         let mut rights = Rights::default();
         for uid in 0..10 {
-            rights.keep(who(&keys, uid), time(5), ALL, ALL);
+            rights.keep(who(&keys, uid), question(5), ALL, ALL);
         }
         assert_eq!(rights.0.len(), CALLERS_MAX);
         assert!(rights.granted(who(&keys, 9), time(5), ALL).is_some());

@@ -20,7 +20,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, Mode as Permissions, ResolveFlags};
 use rustix::io::Errno;
@@ -39,12 +39,26 @@ use crate::sys;
 /// Most bytes that a shard copies for one call: about 10 us.
 pub const WARM_READ_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of readahead after those of a read: twice the default of `read_ahead_kb`, twice.
-const AHEAD_BYTES: u64 = 512 << 10;
 /// Share of a connection in a turn of its shard, in steps of about 5 us: a millisecond.
 const SHARE_STEPS: u32 = 200;
+/// Share of all connections of a file server in a turn of a shard, which has other services, too.
+const TURN_STEPS: u32 = 600;
 /// Bytes read in the time of a step.
 const STEP_BYTES: u32 = 32 << 10;
+
+/// A turn of a shard.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WarmTurn {
+    number: u64,
+    steps: u32,
+}
+
+impl WarmTurn {
+    /// The turn is over.
+    pub fn end(&mut self) {
+        *self = Self { number: self.number + 1, steps: 0 };
+    }
+}
 
 /// Use of a connection's share in a turn.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,17 +71,18 @@ pub struct WarmShare {
 pub struct Warm<'a> {
     fs: &'a Fs,
     lanes: &'a Lanes,
+    turn: &'a mut WarmTurn,
     share: &'a mut WarmShare,
 }
 
 impl Fs {
-    /// The short cuts of this layer. `lanes` close the shard's released descriptors. `turn` counts the turns of the shard;
-    /// `share` belongs to the connection.
-    pub fn warm<'a>(&'a self, lanes: &'a Lanes, turn: u64, share: &'a mut WarmShare) -> Warm<'a> {
-        if share.turn != turn {
-            *share = WarmShare { turn, steps: 0 };
+    /// The short cuts of this layer. `lanes` close the shard's released descriptors. `turn` is that of the shard; `share` belongs to
+    /// the connection.
+    pub fn warm<'a>(&'a self, lanes: &'a Lanes, turn: &'a mut WarmTurn, share: &'a mut WarmShare) -> Warm<'a> {
+        if share.turn != turn.number {
+            *share = WarmShare { turn: turn.number, steps: 0 };
         }
-        Warm { fs: self, lanes, share }
+        Warm { fs: self, lanes, turn, share }
     }
 
     /// Counts a call that was answered without a lane.
@@ -161,8 +176,10 @@ impl Warm<'_> {
 
     /// Takes one step, and those for `bytes`, from the connection's share; `None` if none is left.
     fn step(&mut self, bytes: usize) -> Option<()> {
-        (self.share.steps < SHARE_STEPS).then_some(())?;
-        self.share.steps += 1 + bytes.min(WARM_READ_BYTES_MAX) as u32 / STEP_BYTES;
+        (self.share.steps < SHARE_STEPS && self.turn.steps < TURN_STEPS).then_some(())?;
+        let steps = 1 + bytes.min(WARM_READ_BYTES_MAX) as u32 / STEP_BYTES;
+        self.share.steps += steps;
+        self.turn.steps += steps;
         Some(())
     }
 
@@ -245,13 +262,11 @@ fn read_cached(
     into: &mut Vec<u8>,
 ) -> Option<usize> {
     (wanted <= WARM_READ_BYTES_MAX && offset <= FILE_SIZE_MAX).then_some(())?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (wanted == 0 || !changes_access_time(export.access_times, attr, now)).then_some(())?;
     let end = offset.saturating_add(wanted as u64).min(attr.size);
-    let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
-        // End of file, or an empty request.
-        return Some(0);
-    };
-    (!changes_access_time(export.access_times, attr)).then_some(())?;
-    let ahead = end.saturating_add(AHEAD_BYTES).min(attr.size);
+    let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else { return Some(0) };
+    let ahead = end.saturating_add(export.ahead_bytes?).min(attr.size);
     let page = rustix::param::page_size() as u64;
     let pages = ahead.div_ceil(page) - offset / page;
     (sys::cached_pages(file, offset, ahead - offset).ok()? >= pages).then_some(())?;
@@ -261,12 +276,53 @@ fn read_cached(
 }
 
 /// The kernel's rule (`relatime_need_update` of fs/inode.c, Linux 6.18).
-fn changes_access_time(access_times: AccessTimes, attr: &Attr) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+fn changes_access_time(access_times: AccessTimes, attr: &Attr, now: Duration) -> bool {
     let is_old = || i64::try_from(now.as_secs()).is_ok_and(|now| now - attr.atime.seconds >= 24 * 60 * 60);
     match access_times {
         AccessTimes::Never => false,
         AccessTimes::AfterChanges => attr.mtime >= attr.atime || attr.ctime >= attr.atime || is_old(),
         AccessTimes::Always => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::Time;
+
+    #[test]
+    fn a_read_changes_the_access_time_as_the_mount_says() {
+        const DAY: i64 = 24 * 60 * 60;
+        let attr = |atime, mtime, ctime| {
+            let time = |seconds| Time { seconds, nanos: 0 };
+            let (atime, mtime, ctime) = (time(atime), time(mtime), time(ctime));
+            let device = (0, 0);
+            Attr {
+                file_type: FileType::Regular,
+                mode: 0,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                size: 1,
+                used: 0,
+                device,
+                fsid: 0,
+                fileid: 1,
+                atime,
+                mtime,
+                ctime,
+            }
+        };
+        for (atime, mtime, ctime, now, after_changes) in [
+            (100, 99, 99, 101, false),
+            (100, 100, 99, 101, true),
+            (100, 99, 100, 101, true),
+            (100, 99, 99, 100 + DAY - 1, false),
+            (100, 99, 99, 100 + DAY, true),
+        ] {
+            let changes = |how| changes_access_time(how, &attr(atime, mtime, ctime), Duration::from_secs(now as u64));
+            assert!(!changes(AccessTimes::Never) && changes(AccessTimes::Always));
+            assert_eq!(changes(AccessTimes::AfterChanges), after_changes, "{atime} {mtime} {ctime} {now}");
+        }
     }
 }

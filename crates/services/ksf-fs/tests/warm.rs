@@ -5,8 +5,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::time::{Duration, Instant, SystemTime};
 
 use ksf_fs::{
-    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, Handle, Lane, LaneOptions, Lanes, OpenFile,
-    OpenHow, ReadDone, Seen, Squash, WARM_READ_BYTES_MAX, WarmShare,
+    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, FsOptions, Handle, Lane, LaneOptions, Lanes,
+    Length, OpenFile, OpenHow, ReadDone, Seen, Squash, WARM_READ_BYTES_MAX, WarmShare, WarmTurn,
 };
 use ksf_test::root_or_skip;
 
@@ -27,15 +27,15 @@ struct Shard<'a> {
 
 impl Shard<'_> {
     fn getattr(self, handle: &Handle) -> Option<Attr> {
-        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).getattr(handle)
+        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).getattr(handle)
     }
 
     fn access(self, who: &Credential, handle: &Handle, want: Access) -> Option<Seen<Access>> {
-        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).access(who, handle, want)
+        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).access(who, handle, want)
     }
 
     fn lookup(self, who: &Credential, dir: &Handle, name: &[u8]) -> Option<Seen<Found>> {
-        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).lookup(who, dir, name)
+        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).lookup(who, dir, name)
     }
 
     fn read(
@@ -46,11 +46,15 @@ impl Shard<'_> {
         wanted: usize,
         into: &mut Vec<u8>,
     ) -> Option<Seen<ReadDone>> {
-        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).read(who, file, offset, wanted, into)
+        self.fs
+            .warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default())
+            .read(who, file, offset, wanted, into)
     }
 
     fn read_open(self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
-        self.fs.warm(self.lanes, 1, &mut WarmShare::default()).read_open(file, offset, wanted, into)
+        self.fs
+            .warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default())
+            .read_open(file, offset, wanted, into)
     }
 }
 
@@ -224,7 +228,8 @@ fn bytes_in_memory_are_read_by_those_who_may() {
             assert_eq!(but_for_access_time(told.after), but_for_access_time(seen.after));
         }
         assert!(read(warm, &owner, &file, 0, WARM_READ_BYTES_MAX + 1).is_none(), "too long for a shard");
-        assert!(read(warm, &stranger, &file, 0, 10).is_none());
+        assert_eq!(kind(served.fs.read(lane, &stranger, &file, 0, 10, &mut Vec::new()).result), ErrorKind::Access);
+        assert!(read(warm, &stranger, &file, 0, 10).is_none(), "though it asked when answers are kept");
         chown(served.path("file"), Some(1002), None).unwrap();
         assert!(read(warm, &owner, &file, 0, 10).is_none(), "of before the change");
         assert_eq!(kind(served.fs.read(lane, &owner, &file, 0, 10, &mut Vec::new()).result), ErrorKind::Access);
@@ -286,14 +291,19 @@ fn a_shard_does_not_have_the_medium_read() {
         fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
-        served.fs.read_open(lane, &open, 0, 1, &mut Vec::new()).unwrap();
         let content = fs::File::open(served.path("file")).unwrap();
         content.sync_all().unwrap();
         // Bytes that this thread has had the medium read (proc_pid_io(5)).
         let io = || fs::read_to_string("/proc/thread-self/io").unwrap();
         let read_bytes = || io().lines().find_map(|line| line.strip_prefix("read_bytes: ").map(str::to_owned)).unwrap();
-        for offset in [(2 << 20) - 32_768, 2 << 20, 3 << 20, (2 << 20) - 65_536] {
-            rustix::fs::fadvise(&content, 2 << 20, None, rustix::fs::Advice::DontNeed).unwrap();
+        let forget = |from| rustix::fs::fadvise(&content, from, None, rustix::fs::Advice::DontNeed).unwrap();
+        // Read in order, the kernel marks where it goes on to read ahead.
+        forget(0);
+        for offset in (0..1 << 20).step_by(65_536) {
+            served.fs.read_open(lane, &open, offset, 65_536, &mut Vec::new()).unwrap();
+        }
+        for offset in (0..2 << 20).step_by(65_536) {
+            forget(offset + 65_536);
             let before = read_bytes();
             warm.read_open(&open, offset, 65_536, &mut Vec::new());
             assert_eq!(read_bytes(), before, "{offset}");
@@ -333,20 +343,29 @@ fn a_connection_has_its_share_of_a_turn() {
         let (served, lanes) = (Served::open_to_all(), lanes());
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file").handle;
-        let (mut one, mut two) = (WarmShare::default(), WarmShare::default());
-        let look = |turn, share: &mut WarmShare| served.fs.warm(&lanes, turn, share).getattr(&file).is_some();
-        let answered = (0..10_000).filter(|_| look(1, &mut one)).count();
+        let (mut one, mut two, mut turn) = (WarmShare::default(), WarmShare::default(), WarmTurn::default());
+        let look =
+            |turn: &mut WarmTurn, share: &mut WarmShare| served.fs.warm(&lanes, turn, share).getattr(&file).is_some();
+        let answered = (0..10_000).filter(|_| look(&mut turn, &mut one)).count();
         assert!((100..1000).contains(&answered), "{answered}");
-        assert!(!look(1, &mut one));
-        assert!(look(1, &mut two), "another connection");
-        assert!(look(2, &mut one), "another turn");
-        let mut none = Vec::new();
-        let reads = (0..10_000).take_while(|turn| {
-            let mut warm = served.fs.warm(&lanes, 3, &mut one);
-            warm.read(&root(), &file, *turn, WARM_READ_BYTES_MAX, &mut none);
-            look(3, &mut one)
+        assert!(!look(&mut turn, &mut one));
+        assert!(look(&mut turn, &mut two), "another connection");
+        turn.end();
+        assert!(look(&mut turn, &mut one), "another turn");
+        turn.end();
+        let reads = (0..10_000).take_while(|offset| {
+            let mut warm = served.fs.warm(&lanes, &mut turn, &mut one);
+            warm.read(&root(), &file, *offset, WARM_READ_BYTES_MAX, &mut Vec::new());
+            look(&mut turn, &mut one)
         });
         assert!(reads.count() < answered / 2, "long reads are more than a step");
+        // All connections together leave the rest of a turn to other services.
+        turn.end();
+        let connections = (0..10_000).take_while(|_| {
+            let mut share = WarmShare::default();
+            (0..answered).all(|_| look(&mut turn, &mut share))
+        });
+        assert!((1..20).contains(&connections.count()));
     });
 }
 
@@ -373,9 +392,9 @@ fn is_read_at_once(export: &Export) -> bool {
     version >= (6, 5) && read.is_ok() && mount.intersects(lazy)
 }
 
-/// A shard closes nothing, and what it leaves to others does not grow.
+/// A look-up opens its object, and closes it if another descriptor of it is kept.
 #[test]
-fn descriptors_of_many_look_ups_are_closed_by_lanes() {
+fn many_look_ups_of_a_name_leave_one_descriptor() {
     on_lane(|lane| {
         let (served, lanes) = (Served::open_to_all(), lanes());
         let warm = Shard { fs: &served.fs, lanes: &lanes };
@@ -398,5 +417,41 @@ fn descriptors_of_many_look_ups_are_closed_by_lanes() {
         let names = || fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
         let open = || names().filter(|fd| fs::read_link(fd).is_ok_and(|path| path == target)).count();
         ksf_test::wait_until("few are left", || open() <= 70);
+    });
+}
+
+/// Objects that push each other out of the cache are closed by lanes; when these have no time, shards open nothing more.
+#[test]
+fn descriptors_that_nobody_closes_are_bounded() {
+    on_lane(|lane| {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let served = Served::with(options, FsOptions { descriptors_max: 16, ..FsOptions::default() });
+        let lanes = lanes();
+        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let name = |number: u32| format!("file{number}").into_bytes();
+        for number in 0..2000 {
+            fs::write(served.path(&format!("file{number}")), "").unwrap();
+        }
+        let dir = served.root().clone();
+        until_kept(|| served.fs.lookup(lane, &root(), &dir, b"file0"), || warm.lookup(&root(), &dir, b"file0"));
+        // A job of a lane that waits for the end of the test, and the others behind it.
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        lanes.submit(0, Length::Long, 0, move |_| {
+            let _ended = waits.recv();
+        });
+        let mut answered = 0;
+        for number in 0..2000 {
+            // The look-ups of a lane keep the folder open and its rights known.
+            served.fs.access(lane, &root(), &dir, Access::EXECUTE);
+            answered += u32::from(warm.lookup(&root(), &dir, &name(number)).is_some());
+        }
+        assert!((100..600).contains(&answered), "{answered}");
+        let open = fs::read_dir("/proc/self/fd").unwrap().count();
+        assert!(open < 600, "{open}");
+        drop(go_on);
+        until_kept(
+            || served.fs.access(lane, &root(), &dir, Access::EXECUTE),
+            || warm.lookup(&root(), &dir, &name(1999)),
+        );
     });
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender};
+use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender, WarmTurn};
 use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
@@ -86,7 +86,7 @@ impl NfsProgram {
     /// Answers a call in this turn of the shard, or gives it to a lane.
     pub(crate) fn call(
         &self,
-        turn: u64,
+        turn: &mut WarmTurn,
         connection: &mut Connection,
         call: &RpcCall<'_>,
         reply: RpcReply<'_>,

@@ -3,6 +3,7 @@
 
 use ksf::framing::Framing;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf_fs::WarmTurn;
 use ksf_proto::oncrpc::MOUNT_PROGRAM;
 use ksf_services::rpc::{Program, ProgramTable, TableError};
 
@@ -38,8 +39,7 @@ impl NfsService {
 }
 
 impl Service for NfsService {
-    /// Counts its turns.
-    type Shard = u64;
+    type Shard = WarmTurn;
     type Conn = Connection;
     type Mode = Unlogged;
 
@@ -54,26 +54,26 @@ impl Service for NfsService {
         }
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<u64> {
-        Ok(0)
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<WarmTurn> {
+        Ok(WarmTurn::default())
     }
 
-    fn turn_end(&self, turn: &mut u64, _: &mut Turn<'_>) {
-        *turn += 1;
+    fn turn_end(&self, turn: &mut WarmTurn, _: &mut Turn<'_>) {
+        turn.end();
     }
 
-    fn accept(&self, _: &mut u64, peer: &Peer) -> Result<Connection, Refused> {
+    fn accept(&self, _: &mut WarmTurn, peer: &Peer) -> Result<Connection, Refused> {
         Ok(self.nfs.core.activity.connect(peer))
     }
 
-    fn call(&self, turn: &mut u64, connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
+    fn call(&self, turn: &mut WarmTurn, connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.programs.call(message, reply, |call, reply| match call.program {
             MOUNT_PROGRAM => self.mount.call(call, reply),
-            _ => self.nfs.call(*turn, connection, call, reply),
+            _ => self.nfs.call(turn, connection, call, reply),
         });
     }
 
-    fn reply_bytes(&self, _: &mut u64, _: &mut Connection, message: &[u8]) -> usize {
+    fn reply_bytes(&self, _: &mut WarmTurn, _: &mut Connection, message: &[u8]) -> usize {
         self.nfs.reply_bytes(message)
     }
 

@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender};
+use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, WarmTurn};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -56,8 +56,7 @@ enum Next {
 }
 
 impl Service for NinepService {
-    /// Counts its turns.
-    type Shard = u64;
+    type Shard = WarmTurn;
     type Conn = Session;
     type Mode = ksf::Unlogged;
 
@@ -72,20 +71,20 @@ impl Service for NinepService {
         }
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<u64> {
-        Ok(0)
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<WarmTurn> {
+        Ok(WarmTurn::default())
     }
 
-    fn turn_end(&self, turn: &mut u64, _: &mut Turn<'_>) {
-        *turn += 1;
+    fn turn_end(&self, turn: &mut WarmTurn, _: &mut Turn<'_>) {
+        turn.end();
     }
 
-    fn accept(&self, _: &mut u64, peer: &Peer) -> Result<Session, Refused> {
+    fn accept(&self, _: &mut WarmTurn, peer: &Peer) -> Result<Session, Refused> {
         let sender = Sender::new(if let Peer::Tcp(address) = peer { Some(*address) } else { None });
         Ok(Session::new(sender, self.core.fids_max))
     }
 
-    fn call(&self, turn: &mut u64, session: &mut Session, message: &Message<'_>, reply: &mut Replies<'_>) {
+    fn call(&self, turn: &mut WarmTurn, session: &mut Session, message: &Message<'_>, reply: &mut Replies<'_>) {
         let started = Instant::now();
         let Ok(Header { kind, tag }) = Header::parse(message.bytes()) else { return reply.close() };
         let request = match Request::parse(message.bytes()) {
@@ -114,7 +113,7 @@ impl Service for NinepService {
         match next {
             Ok(Next::Answered) => self.core.counters.answered(kind, true, started.elapsed()),
             Ok(Next::Lane(work)) => {
-                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes, *turn, &mut session.share), tag) {
+                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes, turn, &mut session.share), tag) {
                     self.core.fs.count_warm();
                     return self.finish(session, (kind, tag), started, done, reply);
                 }
@@ -142,7 +141,7 @@ impl Service for NinepService {
         }
     }
 
-    fn resume(&self, _: &mut u64, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
+    fn resume(&self, _: &mut WarmTurn, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
         let Ok(ended) = state.downcast::<Ended>() else { return reply.close() };
         let Ended { kind, tag, session: number, started, done: Done { answer, change }, unnamed } = *ended;
         if number != session.number() {
@@ -171,7 +170,7 @@ impl Service for NinepService {
         }
     }
 
-    fn reply_bytes(&self, _: &mut u64, session: &mut Session, message: &[u8]) -> usize {
+    fn reply_bytes(&self, _: &mut WarmTurn, session: &mut Session, message: &[u8]) -> usize {
         self.reply_bytes_of(session, message)
     }
 
@@ -179,7 +178,7 @@ impl Service for NinepService {
         SessionState { is_stranger: session.msize == 0, bytes: session.bytes(), ..SessionState::default() }
     }
 
-    fn close(&self, _: &mut u64, mut session: Session) {
+    fn close(&self, _: &mut WarmTurn, mut session: Session) {
         self.close_files(session.restart(0));
     }
 

@@ -14,6 +14,7 @@ use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, attr_of, permit};
 use crate::owed::{Debt, What};
+use crate::rights::Question;
 use crate::sys;
 use crate::uncommitted::Written;
 
@@ -58,6 +59,7 @@ impl Fs {
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
         let wanted = wanted.min(room);
         let before = call.export.is_warm().then(|| attr_of(call.export, &file)).transpose()?;
+        let question = before.as_ref().map(Question::about);
         let mut is_permitted = false;
         let read = || {
             permit(&file, READ_BIT, &call.caller)?;
@@ -65,8 +67,8 @@ impl Fs {
             read_whole(&file, offset, wanted, into)
         };
         let read = lane.as_caller(&call.caller, read)?;
-        if let Some(before) = before.filter(|_| is_permitted) {
-            self.keep_rights(&call, handle, &before, (Access::READ_BY_HANDLE, Access::READ_BY_HANDLE));
+        if let Some(question) = question.filter(|_| is_permitted) {
+            self.keep_rights(&call, handle, question, (Access::READ_BY_HANDLE, Access::READ_BY_HANDLE));
         }
         Ok(read?)
     }

@@ -13,6 +13,7 @@ use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node, check_inside, checked_name, name_error, open_up};
+use crate::rights::Question;
 use crate::sys;
 
 /// Links of one object by the kind of the file system (statfs(2), `f_type`); 255 where it is not known here.
@@ -77,9 +78,10 @@ impl Fs {
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
         let looked_for = if is_dots { c"." } else { name.as_c_str() };
+        let question = Question::about(&node.attr);
         let looked = lane.as_caller(&call.caller, || self.open_name(&node.descriptor, looked_for))?;
         if looked.is_ok() || looked.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            self.keep_rights(&call, dir, &node.attr, (Access::EXECUTE, Access::EXECUTE));
+            self.keep_rights(&call, dir, question, (Access::EXECUTE, Access::EXECUTE));
         }
         let object = looked?;
         let place = (!is_dots).then_some((dir, name.as_c_str()));
@@ -94,8 +96,9 @@ impl Fs {
         };
         let granted = self.begin(lane, credential, handle, false).and_then(|call| {
             let want = possible(want, call.export);
+            let question = Question::about(&node.attr);
             let granted = lane.as_caller(&call.caller, || granted(&node.descriptor, want))?;
-            self.keep_rights(&call, handle, &node.attr, (want, granted));
+            self.keep_rights(&call, handle, question, (want, granted));
             Ok(granted)
         });
         Seen { after: Some(node.attr), result: granted }
