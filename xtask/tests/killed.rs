@@ -52,9 +52,12 @@ fn send(signal: Signal, pid: u32) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// What was started, what watches it, and what does the work: the process so many below the first.
+/// What was started, what watches it, and what does the work: the process so many below the first. Orphans are children of
+/// what watches, too, and what was started later may have the smaller id.
 fn below(first: u32, depth: u32) -> u32 {
-    (0..depth).fold(first, |pid, _| children(pid)[0])
+    let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let next = |pid| children(pid).into_iter().find(|child| program(*child) == program(first)).unwrap();
+    (0..depth).fold(first, |pid, _| next(pid))
 }
 
 fn wait_for_the_end_of(pids: &[u32], why: &str) {

@@ -145,9 +145,9 @@ fn a_fid_is_what_requests_before_have_made_of_it() {
     send_together(&mut client, &[(1, read(70_000)), (2, Request::Clunk { fid: 1 }), (3, stat(1))]);
     let answers: HashMap<u16, u8> = (0..3).map(|_| client.next()).collect();
     assert_eq!(answers, HashMap::from([(1, RREAD), (2, RCLUNK), (3, RLERROR)]));
-    // A fid that is not made yet is none, and its number is taken.
+    // A fid that is not made yet is none, and its number is taken. The shard leaves walks by a dot to a lane.
     let mut buffer = Vec::new();
-    let names = Names::of(&[b"file"], &mut buffer).unwrap();
+    let names = Names::of(&[b".", b"file"], &mut buffer).unwrap();
     let walk = Request::Walk { fid: ROOT, newfid: 5, names };
     send_together(&mut client, &[(1, walk), (2, stat(5)), (3, walk), (4, Request::Clunk { fid: 5 })]);
     let answers: HashMap<u16, u8> = (0..4).map(|_| client.next()).collect();

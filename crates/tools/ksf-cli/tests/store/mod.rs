@@ -361,7 +361,7 @@ fn the_packaged_file_serves_the_store_with_its_own_limits() {
     let store = store.replace("/var/lib/ksf/store", folder.path("store").to_str().unwrap());
     let front = front.replace("listen = [\"127.0.0.1:62049\", \"[::1]:62049\"]", "listen = [\"tcp:127.0.0.1:0\"]");
     let front = front.replace("kind = \"echo\"", "kind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]");
-    let front = front.replace("engine = \"auto\"", "engine = \"epoll\"\ncpus = \"0\"");
+    let front = front.replace("engine = \"auto\"", &format!("engine = \"epoll\"\ncpus = \"{}\"", first_cpu()));
     let text = format!("{front}{store}").replace("127.0.0.1:6379", "127.0.0.1:0");
     let path = folder.write("ksf.toml", text);
     let server = Server::start(&["serve", path.to_str().unwrap()], 3);
