@@ -1,8 +1,10 @@
 //! Programs of Debian under the library, unchanged: connections are counted, and none is lost.
 
-use std::net::Ipv4Addr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::*;
 use ksf_accel::Started;
@@ -142,6 +144,45 @@ fn nginx_ends_gracefully() {
     });
 }
 
+/// How often the master of HAProxy has loaded its configuration again, and its workers of the last time, by `show proc`; `None`
+/// while it becomes a new program.
+fn haproxy_generation(master: &Path) -> Option<(String, Vec<u32>)> {
+    let mut stream = UnixStream::connect(master).ok()?;
+    // A connection from before the exec is never answered.
+    stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let mut text = String::new();
+    stream.write_all(b"show proc\n").and_then(|()| stream.shutdown(Shutdown::Write)).ok()?;
+    stream.read_to_string(&mut text).ok()?;
+    let current = text.split("# old workers").next()?;
+    let lines = || current.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let of = |kind: &'static str| lines().filter(move |words| words.get(1) == Some(&kind));
+    let workers = of("worker").map(|words| words[0].parse().unwrap()).collect();
+    of("master").next().map(|words| (words[2].to_owned(), workers))
+}
+
+/// Has HAProxy load its configuration again, and returns when the holder has all threads of the new worker. The master may lose
+/// the signal while it becomes a new program, and the load fails if the old worker is too slow to hand over its sockets: the
+/// master tells both.
+fn reload_haproxy(server: &Server, master: &Path, holder: &Started) {
+    let old: Vec<u32> = ready(holder).iter().map(|worker| worker.pid).collect();
+    let generation = || haproxy_generation(master);
+    let what =
+        std::fmt::from_fn(|f| write!(f, "new threads serve, not {old:?}: {:?} {:#?}", generation(), holder.status()));
+    let mut signalled_at = None;
+    wait_until(what, || {
+        // The second answer is from after the loop has handled the signals before the first one.
+        if let (Some((first, _)), Some((reloads, workers))) = (generation(), generation())
+            && first == reloads
+            && (signalled_at.as_ref().is_none_or(|before| *before == reloads)
+                || workers.iter().all(|it| old.contains(it)))
+        {
+            signalled_at = Some(reloads);
+            signal(server.pid(), Signal::USR2);
+        }
+        ready(holder).iter().filter(|worker| !old.contains(&worker.pid)).count() >= 2
+    });
+}
+
 #[test]
 fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads() {
     let Some(()) = own_network() else { return };
@@ -152,30 +193,18 @@ fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads()
         defaults\n mode http\n timeout connect 10s\n timeout client 10s\n timeout server 10s\n
         frontend f\n bind 127.0.0.1:{PORT}\n http-request return status 200 content-type text/plain string served\n"
     );
-    let config = write(&folder(), "haproxy.cfg", &config);
+    let folder = folder();
+    let config = write(&folder, "haproxy.cfg", &config);
+    let master = folder.join("master");
     let mut command = accelerated(haproxy, &holder);
-    command.args(["-W", "-q", "-f"]).arg(config);
+    command.args(["-W", "-q", "-S"]).arg(format!("unix@{}", master.display())).arg("-f").arg(config);
     let server = Server::other(command, PORT);
     wait_ready(&holder, 2);
     all_are_served(&holder, HTTP, "served");
     assert!(from_queues(&holder) >= 100, "{:#?}", holder.status());
     under_load(&holder, HTTP, |more| {
         for _ in 0..3 {
-            let old: Vec<u32> = ready(&holder).iter().map(|worker| worker.pid).collect();
-            let new = || ready(&holder).iter().filter(|worker| !old.contains(&worker.pid)).count();
-            let mut asked: Option<Instant> = None;
-            let mut patience = Duration::from_secs(2);
-            let what = std::fmt::from_fn(|f| write!(f, "new threads serve beside {old:?}: {:#?}", holder.status()));
-            wait_until(what, || {
-                // The master becomes a new program twice in a reload, and may lose a signal meanwhile. Each reload is given
-                // twice the time of the one before, so that one comes to its end however slow the machine is.
-                if asked.is_none_or(|asked| asked.elapsed() > patience) {
-                    patience += if asked.is_some() { patience } else { Duration::ZERO };
-                    signal(server.pid(), Signal::USR2);
-                    asked = Some(Instant::now());
-                }
-                new() >= 2
-            });
+            reload_haproxy(&server, &master, &holder);
             more();
         }
     });

@@ -38,7 +38,7 @@ pub(crate) struct DemoArgs {
     /// Workers, each pinned to a CPU of its own [default: one per CPU of the process, from --start-core on]
     #[arg(short, long, value_name = "N", value_parser = number::<1, 1024>)]
     workers: Option<u64>,
-    /// CPU of the first worker; the others have the CPUs behind it
+    /// Smallest CPU of a worker; the workers have the first CPUs of the process from this one on
     #[arg(short = 'c', long, value_name = "CPU", default_value_t = 0)]
     start_core: usize,
     /// Address to listen on; repeatable [default: loopback, IPv4 and IPv6, port 8080]
@@ -96,15 +96,13 @@ impl DemoArgs {
     }
 }
 
-/// One CPU per worker, from the first one on.
+/// One CPU per worker: of those that the process may use, the first ones from `start` on.
 fn cpus(start: usize, workers: Option<u64>) -> Result<CpuSet, Failure> {
-    let Some(workers) = workers else {
-        let allowed = CpuSet::of_thread(None).map_err(|error| Failure::os("cannot read the CPU mask", &error))?;
-        let cpus: CpuSet = allowed.iter().filter(|cpu| *cpu >= start).collect();
-        // Nothing is left: the wish as it is, for the message.
-        return Ok(if cpus.is_empty() { [start].into_iter().collect() } else { cpus });
-    };
-    Ok((start..start.saturating_add(workers as usize)).collect())
+    let allowed = CpuSet::of_thread(None).map_err(|error| Failure::os("cannot read the CPU mask", &error))?;
+    let count = workers.map_or(usize::MAX, |workers| workers as usize);
+    let cpus: CpuSet = allowed.iter().filter(|cpu| *cpu >= start).take(count).collect();
+    // Nothing is left: the wish as it is, for the message.
+    Ok(if cpus.is_empty() { [start].into_iter().collect() } else { cpus })
 }
 
 fn open_log(path: &Path) -> Result<File, Failure> {
@@ -191,8 +189,12 @@ mod tests {
 
     #[test]
     fn workers_have_the_cpus_from_the_first_one_on() {
-        assert_eq!(cpus(2, Some(3)).unwrap().to_string(), "2-4");
-        assert_eq!(cpus(0, None).unwrap(), CpuSet::of_thread(None).unwrap());
+        let allowed = CpuSet::of_thread(None).unwrap();
+        let last = allowed.iter().last().unwrap();
+        assert_eq!(cpus(0, None).unwrap(), allowed);
+        assert_eq!(cpus(0, Some(1)).unwrap(), allowed.iter().take(1).collect());
+        assert_eq!(cpus(last, Some(3)).unwrap(), [last].into_iter().collect());
         assert_eq!(cpus(9999, None).unwrap().to_string(), "9999");
+        assert_eq!(cpus(9999, Some(3)).unwrap().to_string(), "9999");
     }
 }
