@@ -258,11 +258,11 @@ const SCRATCH_BYTES_MAX: usize = 256 << 10;
 const SHORT_REPLY_BYTES: usize = 64;
 
 impl KvShard {
-    /// Whether room in the log is short for this, and the cleaner brings some back. What removes or keeps, and finds none, says so, and
-    /// then what writes waits behind it.
+    /// Whether room in the log is short for this, and the cleaner brings some back. What found none says so, and then what is no more
+    /// urgent waits behind it.
     fn waits_for_room(&self, purpose: Purpose) -> bool {
         let log = self.shard.log();
-        self.shard.waits_for_reserve()
+        self.shard.waits_for_room().is_some_and(|waiting| waiting <= purpose)
             || purpose == Purpose::Writing && log.is_short_for(purpose) && log.can_be_cleaned()
     }
 

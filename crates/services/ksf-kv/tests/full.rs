@@ -173,6 +173,35 @@ fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
     }
 }
 
+/// One of twelve keys is deleted, spread over all segments: from none of them cleaning frees an eighth. New values wait while that space is
+/// freed for them; half of it at least, because copies of segments as short as these may lose much.
+#[test]
+fn a_full_log_takes_new_values_where_keys_were_deleted() {
+    const PART: usize = 12;
+    own_network();
+    for engine in engines() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { durability: Durability::None, ..Settings::default() };
+        let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 20, ..DiskOptions::default() };
+        let serving = Serving::start_single(engine, folder.path(), settings, options);
+        let mut client = serving.connect();
+        let value = "v".repeat(1_000);
+        let set = |name: &'static str| {
+            let value = value.clone();
+            move |at: usize| format!("SET {name}:{at} {value}")
+        };
+        let (filled, told) = ask_all(&mut client, (0..).map(set("old")));
+        assert!(told.is_some_and(|told| told.starts_with("-OOM the log is full")), "{engine}");
+        let deleted = filled.len() / PART;
+        let deletes = (0..deleted).map(|at| format!("DEL old:{}", at * PART));
+        assert_eq!(ask_all(&mut client, deletes).1, None, "{engine}");
+        let (again, told) = ask_all(&mut client, (0..).map(set("new")));
+        assert!(told.is_some_and(|told| told.starts_with("-OOM the log is full")), "{engine}");
+        assert!(again.len() > deleted / 2, "{engine}: {} of {deleted}", again.len());
+        serving.stop();
+    }
+}
+
 #[test]
 fn full_memory_takes_each_command_that_redis_takes_then() {
     const TIMES: usize = 500;

@@ -216,6 +216,9 @@ const PLACES_PER_KEPT: usize = 64;
 const PLACES_TO_KEEP_FROM: usize = 16;
 /// Places that are free at most when any segment is to be cleaned that pays, in a log of few places.
 const FREE_MIN: usize = 4;
+/// Bytes that the cleaner copies at most for each byte of space that it frees for new values in a full log. It bounds the wait of a new value,
+/// and the writes that it costs; a log whose dead records are spread more thinly refuses the value instead.
+pub const COPIED_PER_FREED_MAX: u64 = 32;
 /// Bytes of a segment that the cleaner reads, and appends, at a time.
 pub const CLEANED_AT_ONCE_BYTES: usize = 256 << 10;
 
@@ -579,24 +582,32 @@ impl Log {
     }
 
     /// The segment with the most that is out of date, of those for which `may` is true, whether its cleaning [pays](Self::pays) or not: what
-    /// counts of it fits into a new segment, and leaves more room there than the copy may lose. Each time there is less that is
+    /// counts of it fits into a new segment, and leaves [room](Self::gives_room) there for a purpose. Each time there is less that is
     /// out of date, so this comes to an end.
-    pub(crate) fn next_to_squeeze(&self, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
-        let gives = |segment: &Segment| self.gives_room(segment, segment.dead_bytes());
+    pub(crate) fn next_to_squeeze(&self, purpose: Purpose, may: impl Fn(u64) -> bool) -> Option<(u64, Segment)> {
+        let gives = |segment: &Segment| self.gives_room(purpose, segment, segment.dead_bytes());
         let all = self.whole_segments().filter(|(number, segment)| may(*number) && gives(segment));
         all.max_by_key(|(_, segment)| segment.dead_bytes())
     }
 
-    /// Whether the copy of what counts of a segment fits into a new one, and leaves room there: `waste_bytes` of it do not count.
-    fn gives_room(&self, segment: &Segment, waste_bytes: u64) -> bool {
+    /// Whether the copy of what counts of a segment fits into a new one, and leaves room there: `waste_bytes` of it do not count. For new
+    /// values the room must be worth the copy: [`COPIED_PER_FREED_MAX`].
+    fn gives_room(&self, purpose: Purpose, segment: &Segment, waste_bytes: u64) -> bool {
         let (room, loss) = (self.geometry.append_bytes_max() as u64, self.copy_loss());
-        waste_bytes > loss && segment.live_bytes + loss <= room
+        // The longest record may not fit into the rest of the segment in which the copy begins.
+        let freed = waste_bytes.saturating_sub(loss + segment.longest_bytes);
+        let is_worth_it = purpose < Purpose::Writing || segment.live_bytes <= COPIED_PER_FREED_MAX * freed;
+        waste_bytes > loss && segment.live_bytes + loss <= room && is_worth_it
     }
 
     /// Whether the last segment could be squeezed if another one were the last: records that take the place of others may all be in it,
     /// the old ones and the new ones.
-    pub(crate) fn last_gives_room(&self) -> bool {
+    pub(crate) fn last_gives_room(&self, purpose: Purpose) -> bool {
         let Some((number, last)) = self.segments.last_key_value() else { return false };
+        if purpose == Purpose::Writing {
+            // No place for a new segment is spent where this one could not be squeezed behind it.
+            return self.gives_room(purpose, last, last.dead_bytes());
+        }
         let is_open = *number == self.geometry.segment_of(self.open_at);
         let open_bytes = if self.open.is_empty() { 0 } else { self.open.len() as u64 };
         let used = if is_open {
@@ -604,7 +615,7 @@ impl Log {
         } else {
             self.geometry.segment_bytes
         };
-        self.gives_room(last, used.saturating_sub(last.live_bytes))
+        self.gives_room(purpose, last, used.saturating_sub(last.live_bytes))
     }
 
     /// The segment with the most that is out of date, of those for which `may` is true, whatever room its cleaning gives. There must be a
@@ -667,12 +678,13 @@ impl Log {
         self.gives_back() || self.next_to_clean().is_some()
     }
 
-    /// The same where what is out of date is cleaned though it does not pay, also of segments that are not whole on the medium yet.
-    pub fn can_be_squeezed(&self) -> bool {
+    /// The same where what is out of date is cleaned for a purpose though it does not pay, also of segments that are not whole on the medium
+    /// yet.
+    pub(crate) fn can_be_squeezed(&self, purpose: Purpose) -> bool {
         let mut before_last = self.segments.values().rev().skip(1).filter(|segment| segment.state == State::InUse);
         self.gives_back()
-            || before_last.any(|segment| self.pays(segment) || self.gives_room(segment, segment.dead_bytes()))
-            || self.last_gives_room()
+            || before_last.any(|segment| self.pays(segment) || self.gives_room(purpose, segment, segment.dead_bytes()))
+            || self.last_gives_room(purpose)
     }
 
     /// Whether segments that were cleaned are not free yet.

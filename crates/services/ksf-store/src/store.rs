@@ -120,7 +120,7 @@ pub struct Shard {
     missing: BTreeMap<u64, Wanted>,
     /// The command at hand would take memory, or room in the log, of which there is none yet.
     is_short: bool,
-    /// What the log had no room for last, and the bytes of its records, until it has.
+    /// The most urgent purpose for which the log had no room, and the bytes of the records, until it has.
     wanted: Option<(Purpose, usize)>,
     /// What waits for room is refused.
     gives_up: bool,
@@ -135,8 +135,8 @@ pub struct Shard {
 pub enum Undone {
     /// It needs values that are on a medium alone: with them it can be carried out.
     Away(Vec<Wanted>),
-    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits). Or it takes
-    /// something away, and the log must be cleaned before: when it [waits for no room](Shard::waits_for_reserve).
+    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits). Or the log must be
+    /// cleaned before: when nothing as urgent [waits for room](Shard::waits_for_room).
     Short,
 }
 
@@ -911,11 +911,10 @@ impl Shard {
         choose(&self.log, &|segment| !is_needed(segment))
     }
 
-    /// Whether what removes or keeps found no room in the log, and there is none yet, but may be when this log was cleaned, or, for a
-    /// removal, another one.
-    pub fn waits_for_reserve(&self) -> bool {
-        self.lacking()
-            .is_some_and(|purpose| !self.gives_up && brings_room(&self.store, self.number, &self.log, purpose))
+    /// The most urgent purpose for which a command found no room in the log, where there is none yet, but may be when this log was cleaned,
+    /// or, for a removal, another one.
+    pub fn waits_for_room(&self) -> Option<Purpose> {
+        self.lacking().filter(|purpose| !self.gives_up && brings_room(&self.store, self.number, &self.log, *purpose))
     }
 
     /// What the log lacks room for.
@@ -925,7 +924,7 @@ impl Shard {
 
     /// Whether other shards are to clean their logs now: tombstones in this one, or in memory, outweigh records there.
     pub fn needs_others(&self) -> bool {
-        self.waits_for_reserve() || self.store.memory.waits_for_tombstones()
+        self.waits_for_room().is_some() || self.store.memory.waits_for_tombstones()
     }
 
     /// Whether commands that wait for room or memory are refused instead, because cleaning has brought none for long. As far as memory is
@@ -959,7 +958,7 @@ impl Shard {
         }
         self.tell_others();
         if self.log.is_short_for(Purpose::Removing) {
-            return self.unless_needed(|log, may| log.next_to_squeeze(may));
+            return self.unless_needed(|log, may| log.next_to_squeeze(Purpose::Removing, may));
         }
         let due = self.unless_needed(|log, may| log.next_with_dead(may));
         if due.is_none() && self.log.last_has_dead() && !self.log.gives_back() {
@@ -971,20 +970,24 @@ impl Shard {
 
     /// The same, if it is time to: what gives little room is cleaned late.
     pub fn due_to_clean(&mut self) -> Option<(u64, Segment)> {
-        if self.lacking().is_some() {
+        let lacking = self.lacking();
+        if self.wanted.is_some() {
+            self.wanted = self.wanted.filter(|_| lacking.is_some());
             self.tell_others();
-            let due = self.next_to_clean().or_else(|| self.unless_needed(|log, may| log.next_to_squeeze(may)));
-            if due.is_none() && !self.log.gives_back() && self.log.last_gives_room() {
+        }
+        // New values come last: there may be no end of them.
+        if lacking.is_none_or(|purpose| purpose == Purpose::Writing)
+            && let Some(due) = self.due_for_tombstones()
+        {
+            return Some(due);
+        }
+        if let Some(purpose) = lacking {
+            let squeezed = || self.unless_needed(|log, may| log.next_to_squeeze(purpose, may));
+            let due = self.next_to_clean().or_else(squeezed);
+            if due.is_none() && !self.log.gives_back() && self.log.last_gives_room(purpose) {
                 // What counts of it goes into the next one, whose place comes back with its own.
                 let _ = self.log.end_last(Purpose::Cleaning);
             }
-            return due;
-        }
-        if self.wanted.take().is_some() {
-            self.tell_others();
-        }
-        let due = self.due_for_tombstones();
-        if due.is_some() {
             return due;
         }
         let (free, cheap_max, dear_max) = (self.log.free_places(), self.log.free_max(true), self.log.free_max(false));
@@ -1000,7 +1003,7 @@ impl Shard {
     /// Begins to erase segments that were cleaned, but for those that a [backup](crate::backup) needs:
     /// [`Log::erase_cleaned`]. If room for writes is short, and what the backup needs could bring some, the backup is given up.
     pub fn erase_cleaned(&mut self) {
-        let lacks_room = self.lacking().is_some();
+        let lacking = self.lacking();
         let Self { store, number, log, going, .. } = self;
         let lacks_memory = store.memory.is_short_of_tombstones() || store.wanting.load(Ordering::Relaxed) > 0;
         let is_short = log.is_short_for(Purpose::Writing) || lacks_memory;
@@ -1014,7 +1017,7 @@ impl Shard {
             let needs = |segment| holding.needs(&geometry, *number, segment);
             let brings_some = log.cleaned_segments().any(needs)
                 || log.next_to_clean_of(needs).is_some()
-                || lacks_room && log.next_to_squeeze(needs).is_some()
+                || lacking.is_some_and(|purpose| log.next_to_squeeze(purpose, needs).is_some())
                 || lacks_memory && log.next_with_dead(needs).is_some();
             if brings_some {
                 backups.holding = None;
@@ -1046,7 +1049,7 @@ struct Appender<'s> {
 fn brings_room(store: &Store, number: u16, log: &Log, purpose: Purpose) -> bool {
     let others = (0..).zip(store.has_dead.iter()).filter(|(other, _): &(u16, _)| *other != number);
     let mut others = others.filter(|_| purpose == Purpose::Removing);
-    log.can_be_squeezed() || others.any(|(_, has_dead)| has_dead.load(Ordering::Relaxed))
+    log.can_be_squeezed(purpose) || others.any(|(_, has_dead)| has_dead.load(Ordering::Relaxed))
 }
 
 impl Appender<'_> {
@@ -1108,9 +1111,11 @@ impl Appender<'_> {
             places.push(lsn);
             last = lsn;
         });
-        let is_full = appended == Err(AppendError::Full) && purpose < Purpose::Writing;
+        let is_full = appended == Err(AppendError::Full);
         if is_full && !*gives_up && brings_room(store, *number, log, purpose) {
-            **wanted = Some((purpose, records.iter().map(Record::encoded_bytes).sum()));
+            if wanted.is_none_or(|(held, _)| purpose <= held) {
+                **wanted = Some((purpose, records.iter().map(Record::encoded_bytes).sum()));
+            }
             **is_short = true;
             return Err(UpdateError::Undone);
         }

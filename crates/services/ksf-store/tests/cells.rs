@@ -206,6 +206,7 @@ impl World {
                 }
             }
             Err(UpdateError::Append(AppendError::Full | AppendError::TooLong { .. })) => {}
+            Err(UpdateError::Undone) => drop(self.shards[shard].undone()),
             Err(error) => panic!("{error}"),
         }
     }

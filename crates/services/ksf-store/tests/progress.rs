@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::common::Medium;
 use crate::opened::{open, open_within, seeds};
 use ksf_store::cells::{Shape, place_key, score_value};
-use ksf_store::log::{AppendError, Geometry, Purpose};
+use ksf_store::format::{HEADER_BYTES, Record};
+use ksf_store::log::{AppendError, CLEANED_AT_ONCE_BYTES, COPIED_PER_FREED_MAX, Geometry, Purpose, Segment};
 use ksf_store::store::{CleanError, Cleaning, Clock, Shard, Store, SweepBudget, Undone, UpdateError};
 use ksf_store::update::Update;
 use ksf_test::{Random, TestRandom};
@@ -82,6 +83,7 @@ impl World {
         match set {
             Ok(_) => self.written += bytes,
             Err(UpdateError::Append(AppendError::Full)) => {}
+            Err(UpdateError::Undone) => assert!(matches!(self.shard.undone(), Some(Undone::Short))),
             Err(error) => panic!("{error}"),
         }
         set.is_ok()
@@ -225,6 +227,8 @@ struct Served {
     shards: Vec<Shard>,
     cleaning: Vec<Option<Cleaning>>,
     epoch: u32,
+    /// Bytes that the media took.
+    put: usize,
 }
 
 impl Served {
@@ -238,7 +242,7 @@ impl Served {
         let mut media: Vec<_> = (0..logs).map(|_| Medium::new(places, segment_bytes)).collect();
         let (store, shards) = open_within(geometry, &mut media, &mut 1, None, memory_bytes_max);
         let (random, cleaning) = (Random::of_test(7), (0..logs).map(|_| None).collect());
-        Self { random, geometry, memory_bytes_max, media, store, shards, cleaning, epoch: 1 }
+        Self { random, geometry, memory_bytes_max, media, store, shards, cleaning, epoch: 1, put: 0 }
     }
 
     /// The process is killed: what was not written by then is lost.
@@ -253,6 +257,7 @@ impl Served {
         for (shard, medium) in self.shards.iter_mut().zip(&mut self.media) {
             while let Some(write) = shard.next_write(4, 0) {
                 medium.put(write.place, write.offset as usize, &write.bytes);
+                self.put += write.bytes.len();
                 shard.written(write.id, true, write.bytes);
             }
         }
@@ -319,6 +324,18 @@ impl Served {
     /// Sets keys from one on until there is no room, and returns the one behind them.
     fn fill(&mut self, shard: usize, from: u64, bytes: usize) -> u64 {
         (from..).find(|key| !self.set(shard, *key, bytes)).unwrap()
+    }
+
+    /// The same, where batches are full: what small ones leave unused would be room, too.
+    fn fill_at_once(&mut self, from: u64, bytes: usize) -> u64 {
+        let value = vec![7; bytes];
+        let at_once = |served: &mut Self, key: u64| {
+            let name = format!("key {key}").into_bytes();
+            let set = served.shards[0].update(&[&name], Clock::default(), |update| update.set(&name, &value[..], None));
+            served.shards[0].undone();
+            set.is_ok()
+        };
+        (from..).find(|key| !at_once(self, *key) && !self.set(0, *key, bytes)).unwrap()
     }
 
     fn shuffled(&mut self, range: std::ops::Range<u64>) -> Vec<u64> {
@@ -412,24 +429,59 @@ fn a_full_log_of_many_segments_takes_removals_spread_evenly() {
     }
 }
 
-/// Room for new values comes back from a segment of which an eighth is out of date: below that the cleaner would write more than seven
-/// bytes anew for each that it wins. What less leaves behind is for removals and for what keeps.
+const LONG_SEGMENT_BYTES: usize = 4 * SEGMENT_BYTES;
+const NEW_VALUE_BYTES: usize = 1_000;
+
+/// Bytes of a segment that cleaning it may lose to new values: batches of its copy and the one behind, and the longest record.
+fn lost_by_copy(geometry: &Geometry, longest_bytes: u64) -> u64 {
+    let batches = geometry.segment_bytes / CLEANED_AT_ONCE_BYTES as u64 + 4;
+    batches * (geometry.block_bytes.get() + 2 * HEADER_BYTES) as u64 + longest_bytes
+}
+
+/// A full log of which one of `part` keys was deleted, spread evenly.
+fn with_deleted(places: usize, part: u64) -> (Served, u64, u64) {
+    let mut served = Served::of(1, (places, LONG_SEGMENT_BYTES), usize::MAX);
+    let keys = served.fill_at_once(0, NEW_VALUE_BYTES);
+    let deleted = keys / part;
+    spread(keys).take(deleted as usize).for_each(|key| served.remove(0, key));
+    (served, keys, deleted)
+}
+
+/// Deletes that are spread evenly leave little in each segment. Its space comes back for new values nevertheless: where a segment has enough
+/// for the cleaner to free a byte by each [`COPIED_PER_FREED_MAX`] that it copies, all but what the copy may lose.
 #[test]
-fn a_full_log_gives_room_back_when_an_eighth_is_out_of_date() {
-    let mut served = Served::of(1, (128, SMALL_SEGMENT_BYTES / 2 * 3), usize::MAX);
-    let keys = served.fill(0, 0, 200);
-    let removed = keys / 8;
-    let (first, rest) = (removed / 2, removed - removed / 2);
-    spread(keys).take(first as usize).for_each(|key| served.remove(0, key));
-    let behind = served.fill(0, keys, 200);
-    assert!(behind - keys < first, "else a sixteenth pays, and the documentation says too little");
-    let log = served.shards[0].log();
-    let room = log.geometry().append_bytes_max() as u64;
-    let dead: Vec<_> = log.segments().values().map(|segment| segment.dead_bytes()).collect();
-    assert!(dead.iter().all(|dead| *dead < room / 8), "an eighth is out of date, and was not cleaned: {dead:?}");
-    spread(keys).skip(first as usize).take(rest as usize).for_each(|key| served.remove(0, key));
-    let again = served.fill(0, behind, 200) - keys;
-    assert!(again > removed / 10 * 9, "{again} of {removed}");
+fn a_full_log_gives_new_values_the_room_of_what_was_deleted() {
+    for (places, part) in [4, 16, 64].into_iter().flat_map(|places| [8, 16, 20].map(|part| (places, part))) {
+        let (mut served, keys, deleted) = with_deleted(places, part);
+        let log = served.shards[0].log();
+        let gives = |segment: &Segment| {
+            let lost = lost_by_copy(log.geometry(), segment.longest_bytes);
+            let freed = segment.dead_bytes().saturating_sub(lost);
+            if segment.live_bytes <= COPIED_PER_FREED_MAX * freed { freed } else { 0 }
+        };
+        let record_bytes = |value_bytes| Record::bytes_of("key 0000".len(), value_bytes, false) as u64;
+        let tombstones = deleted * record_bytes(0);
+        let least =
+            log.segments().values().map(gives).sum::<u64>().saturating_sub(tombstones) / record_bytes(NEW_VALUE_BYTES);
+        assert!(least > deleted / 2, "{places} places, one of {part}: {least} of {deleted} are promised");
+        let again = served.fill_at_once(keys, NEW_VALUE_BYTES) - keys;
+        assert!(again >= least, "{places} places, one of {part}: {again} of {deleted}, and {least} are promised");
+    }
+}
+
+/// Where little is out of date in each segment, new values are refused: their room would cost more copies than it is worth.
+#[test]
+fn a_full_log_copies_no_more_for_new_values_than_is_stated() {
+    for part in [8, 16, 24, 32, 48, 64, 128] {
+        let (mut served, keys, deleted) = with_deleted(64, part);
+        let put_before = served.put;
+        let again = served.fill_at_once(keys, NEW_VALUE_BYTES) - keys;
+        let (put, most) =
+            ((served.put - put_before) as u64, (COPIED_PER_FREED_MAX + 1) * again * NEW_VALUE_BYTES as u64);
+        // The last copies may leave room that is too short for a value.
+        let most = most + 2 * LONG_SEGMENT_BYTES as u64;
+        assert!(put <= most, "one of {part}: {put} bytes for {again} values of {deleted}, {most} are stated");
+    }
 }
 
 /// What takes the place of the same again and again leaves nothing out of date but in the last segment. Its cleaning waited for ever until

@@ -145,7 +145,10 @@ impl World {
                 }
                 self.looks.push(Look { shard, key: key.to_vec(), wanted });
             }
-            Some(Undone::Short) => self.short += 1,
+            Some(Undone::Short) => {
+                self.short += 1;
+                self.full += usize::from(self.shards[shard].waits_for_room().is_some());
+            }
             None => panic!("it says that it is to be tried again"),
         }
     }
