@@ -204,6 +204,8 @@ pub struct Export {
     /// Major and minor number of the root's device.
     pub(crate) device: (u32, u32),
     pub(crate) root_inode: u64,
+    /// Number of the root's mount (name_to_handle_at(2); statx(2), `stx_mnt_id`).
+    pub(crate) mount: i32,
     /// Id of the root's file system (statvfs(3)).
     pub(crate) file_system: u64,
     /// statfs(2), `f_type`.
@@ -292,7 +294,7 @@ impl Export {
         if state.starts_with(&path) {
             return Err(ExportError::StateInside { path, state });
         }
-        let (kernel, _) = sys::name_to_handle(&root_descriptor, c"").map_err(|errno| match errno {
+        let (kernel, mount_number) = sys::name_to_handle(&root_descriptor, c"").map_err(|errno| match errno {
             Errno::OPNOTSUPP | Errno::NOSYS => ExportError::NoHandles { path: path.clone(), errno },
             errno => io_error("ask for the folder's handle")(errno.into()),
         })?;
@@ -325,6 +327,7 @@ impl Export {
             root_descriptor,
             device,
             root_inode,
+            mount: mount_number,
             file_system,
             kind,
             access_times,

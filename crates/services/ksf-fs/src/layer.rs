@@ -20,6 +20,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::{Export, ExportError, ExportOptions};
 use crate::groups::Groups;
 use crate::handle::Handle;
+use crate::handle_cache::HandleCache;
 use crate::lane::{Identities, Lane};
 use crate::ops::{Access, OpenFiles};
 use crate::owed::{Debt, Owed, What};
@@ -113,6 +114,7 @@ pub struct Fs {
     attr_entries_max: usize,
     pub(crate) attrs: AttrCache,
     pub(crate) descriptors: Descriptors,
+    pub(crate) handles: HandleCache,
     pub(crate) groups: Groups,
     pub(crate) uncommitted: Uncommitted,
     pub(crate) open_files: Arc<OpenFiles>,
@@ -168,6 +170,7 @@ impl Fs {
             attr_entries_max: options.attr_entries_max,
             attrs: AttrCache::default(),
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
+            handles: HandleCache::default(),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
             uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
             open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
@@ -252,6 +255,7 @@ impl Fs {
     pub fn close_idle(&self) -> Owed {
         self.groups.expire(Instant::now());
         self.descriptors.close_idle();
+        self.handles.expire();
         for export in &self.exports {
             drop(export.closing.take());
         }

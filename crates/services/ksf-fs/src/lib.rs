@@ -37,6 +37,7 @@ mod exports;
 mod files;
 mod groups;
 mod handle;
+mod handle_cache;
 mod lane;
 mod lanes;
 mod layer;

@@ -97,15 +97,20 @@ pub(crate) struct Question {
 impl Question {
     /// Call it after the attributes were read and before the kernel is asked: the work behind the question may take long.
     pub(crate) fn about(attr: &Attr) -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let is_settled = now.is_ok_and(|now| is_settled_at(attr.ctime, now));
+        let is_settled = is_settled_at(attr.ctime, now());
         Self { ctime: attr.ctime, asked: Instant::now(), is_settled }
     }
 }
 
-fn is_settled_at(ctime: Time, now: Duration) -> bool {
-    let step = if ctime.nanos == 0 { COARSE_STEP } else { Duration::ZERO };
-    let changed = u64::try_from(ctime.seconds).map(|seconds| Duration::new(seconds, ctime.nanos));
+/// Time since 1970; zero, at which nothing is settled, before.
+pub(crate) fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// True if no change after `now` gets this time from the clock of file systems.
+pub(crate) fn is_settled_at(time: Time, now: Duration) -> bool {
+    let step = if time.nanos == 0 { COARSE_STEP } else { Duration::ZERO };
+    let changed = u64::try_from(time.seconds).map(|seconds| Duration::new(seconds, time.nanos));
     changed.is_ok_and(|changed| changed + step + SETTLED < now)
 }
 

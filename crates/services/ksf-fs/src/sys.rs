@@ -126,6 +126,20 @@ impl KernelHandle {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
+
+    /// The inode's number, in the formats of ext4, tmpfs, xfs and btrfs (`encode_fh` of each, Linux 6.18).
+    pub(crate) fn inode(&self) -> Option<u64> {
+        let word = |at: usize| self.bytes()[at..].first_chunk().copied().map(u32::from_ne_bytes).map(u64::from);
+        let long = |at: usize| self.bytes()[at..].first_chunk().copied().map(u64::from_ne_bytes);
+        match (self.handle_type, self.length) {
+            // FILEID_INO32_GEN: number and generation; of tmpfs generation and number.
+            (1, 8) => word(0),
+            (1, 12) => Some(word(4)? | word(8)? << 32),
+            // XFS_FILEID_TYPE_64FLAG; FILEID_BTRFS_WITHOUT_PARENT.
+            (0x81, 12) | (0x4d, 20) => long(0),
+            _ => None,
+        }
+    }
 }
 
 /// The kernel's handle of `name` in a folder, or of the object itself if `name` is empty, and the number of its mount.

@@ -1,8 +1,9 @@
 //! Exports and their handles: mistakes, restarts, renames, forgeries.
 
+use std::collections::BTreeMap;
 use std::fs;
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root, wait_until_old};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
 use ksf_test::{own_run_or_skip, root_or_skip, skip};
 
@@ -247,6 +248,48 @@ fn mounts_are_not_crossed() {
         assert_eq!(null.attr.device, (1, 3));
         assert_eq!(kind(layer.read(lane, &root(), &null.handle, 0, 8, &mut Vec::new()).result), ErrorKind::WrongType);
     });
+}
+
+/// Mounts of another file system and of the same one, on entries that a listing met before.
+#[test]
+fn entries_that_become_mount_points_lose_handle_and_attributes() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        fs::create_dir("/run/data").unwrap();
+        ["other", "same", "plain"].iter().for_each(|name| fs::create_dir(format!("/run/data/{name}")).unwrap());
+        ["file", "bound"].iter().for_each(|name| fs::write(format!("/run/data/{name}"), name).unwrap());
+        let lane = &mut ksf_fs::Lane::attach().unwrap();
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let data = layer.add_export("/run/data".as_ref(), "/run/state".as_ref(), ExportOptions::default()).unwrap();
+        let list = |lane: &mut ksf_fs::Lane| {
+            let mut all = BTreeMap::new();
+            let take = &mut |entry: ksf_fs::Entry<'_>| {
+                all.insert(entry.name.to_vec(), (entry.fileid, entry.file_type, entry.found));
+                true
+            };
+            let from = ksf_fs::Cursor::default();
+            layer.list(lane, &root(), data.root(), from, ksf_fs::Detail::Handles, take).result.unwrap();
+            all
+        };
+        ["other", "same", "plain", "file", "bound"]
+            .iter()
+            .for_each(|name| wait_until_old(format!("/run/data/{name}").as_ref()));
+        let before = list(lane);
+        assert!(before.len() == 7 && before.values().all(|(_, _, found)| found.is_some()));
+        ksf_test::succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/data/other"]);
+        ksf_test::succeeds(&["mount", "--bind", "/run/data/plain", "/run/data/same"]);
+        ksf_test::succeeds(&["mount", "--bind", "/run/data/file", "/run/data/bound"]);
+        for _ in 0..2 {
+            for (name, (fileid, file_type, found)) in list(lane) {
+                let is_mount = matches!(&name[..], b"other" | b"same" | b"bound");
+                assert_eq!((fileid, file_type), (before[&name].0, before[&name].1), "{name:?}");
+                assert_eq!(found.is_none(), is_mount, "{name:?}");
+                let looked = layer.lookup(lane, &root(), data.root(), &name).result;
+                assert_eq!(looked.is_err_and(|error| error.kind() == ErrorKind::MountPoint), is_mount, "{name:?}");
+            }
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
 }
 
 /// A folder that was moved out has no way back into what lies around it.

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root, wait_until_old};
 use ksf_fs::{Cursor, Detail, ErrorKind, FileType, Found, Handle, Lane};
+use ksf_test::root_or_skip;
+use rustix::fs::{CWD, FileType as RawType, Mode, makedev, mknodat};
 
 /// All entries, asked for in pieces; `piece` says how many each has.
 fn list(
@@ -89,6 +91,54 @@ fn details_are_those_of_a_lookup() {
         }
         let names = list(&served, lane, &folder.handle, Detail::Names, || 100);
         assert!(names.iter().all(|entry| entry.3.is_none()));
+    });
+}
+
+#[test]
+fn entries_of_every_type_have_handle_and_attributes_of_a_lookup_also_when_names_change_their_objects() {
+    let Some(()) = root_or_skip("devices") else { return };
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        fs::write(served.path("file"), "12345").unwrap();
+        fs::create_dir(served.path("folder")).unwrap();
+        std::os::unix::fs::symlink("nowhere", served.path("link")).unwrap();
+        for (name, kind, device) in [
+            ("fifo", RawType::Fifo, 0),
+            ("socket", RawType::Socket, 0),
+            ("null", RawType::CharacterDevice, makedev(1, 3)),
+            ("loop", RawType::BlockDevice, makedev(7, 0)),
+        ] {
+            mknodat(CWD, served.path(name), kind, Mode::from_raw_mode(0o640), device).unwrap();
+        }
+        let compare = |lane: &mut Lane| {
+            let mut types = Vec::new();
+            for (name, fileid, _, found) in list(&served, lane, served.root(), Detail::Handles, || 100) {
+                let looked = served.fs.lookup(lane, &root(), served.root(), &name).result.unwrap();
+                let found = found.unwrap();
+                assert_eq!((fileid, &found.handle), (looked.attr.fileid, &looked.handle), "{name:?}");
+                // The listing itself changes the time of the last access of the folder.
+                assert!(found == looked || found.handle == *served.root(), "{name:?}: {found:?} {looked:?}");
+                types.push(looked.attr.file_type);
+            }
+            let count = |wanted: FileType| types.iter().filter(|known| **known == wanted).count();
+            assert_eq!((types.len(), count(FileType::Directory)), (9, 3));
+            use FileType::{BlockDevice, CharDevice, Fifo, Regular, Socket, Symlink};
+            assert!([Regular, Symlink, Fifo, Socket, CharDevice, BlockDevice].iter().all(|kind| count(*kind) == 1));
+        };
+        compare(lane);
+        // From here on the handles are known from the listing before.
+        ["file", "folder", "link", "fifo", "socket", "null", "loop"]
+            .iter()
+            .for_each(|name| wait_until_old(&served.path(name)));
+        compare(lane);
+        fs::write(served.path("file"), "1234567").unwrap();
+        compare(lane);
+        for (from, to) in [("file", "new"), ("link", "file"), ("new", "link")] {
+            fs::rename(served.path(from), served.path(to)).unwrap();
+        }
+        fs::remove_file(served.path("fifo")).unwrap();
+        mknodat(CWD, served.path("fifo"), RawType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        compare(lane);
     });
 }
 

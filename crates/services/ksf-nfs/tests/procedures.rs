@@ -223,8 +223,10 @@ fn folders_links_and_nodes_are_made_and_removed() {
     serving.stop();
 }
 
-/// The entries of a folder by READDIR or READDIRPLUS: name, cookie, and with PLUS the attributes.
-fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<(String, u64, Option<Attr>)> {
+/// The entries of a folder by READDIR or READDIRPLUS: name, cookie, and with PLUS the attributes and the handle.
+type Listed = (String, u64, Option<(Attr, Vec<u8>)>);
+
+fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<Listed> {
     let (mut cookie, mut verifier, mut all) = (0, 0, Vec::new());
     loop {
         let mut args = handle(dir);
@@ -244,13 +246,12 @@ fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<(String,
             let name = String::from_utf8(r.opaque(255).unwrap().to_vec()).unwrap();
             cookie = r.u64().unwrap();
             let attr = if plus { Attr::read_option(&mut r) } else { None };
-            if plus && r.bool().unwrap() {
-                assert!(r.opaque(64).unwrap().len() >= 4);
-            }
+            let handle = if plus { r.option(|r| r.opaque(64)).unwrap().map(<[u8]>::to_vec) } else { None };
             if let Some(attr) = attr {
                 assert_eq!(attr.fileid, fileid, "{name}");
             }
-            all.push((name, cookie, attr));
+            assert_eq!(attr.is_some(), handle.is_some(), "{name}");
+            all.push((name, cookie, attr.zip(handle)));
         }
         let eof = r.bool().unwrap();
         r.finish().unwrap();
@@ -273,7 +274,8 @@ fn listings_have_each_entry_once_whatever_fits() {
     let root = client.mnt(&place.path("")).unwrap();
     for (plus, count) in [(false, 512), (false, 4096), (false, 1 << 20), (true, 512), (true, 8192), (true, u32::MAX)] {
         let mut entries = list(&mut client, &root, plus, count);
-        assert!(!plus || entries.iter().any(|(_, _, attr)| attr.is_some_and(|attr| attr.size == 1)));
+        let is_long = |(_, _, found): &Listed| found.as_ref().is_some_and(|(attr, _)| attr.size == 1);
+        assert!(!plus || entries.iter().any(is_long));
         let mut cookies: Vec<u64> = entries.iter().map(|(_, cookie, _)| *cookie).collect();
         cookies.sort_unstable();
         cookies.dedup();
@@ -287,6 +289,30 @@ fn listings_have_each_entry_once_whatever_fits() {
     let (status, rest) = client.nfs(16, &args);
     assert_eq!(status, TOOSMALL);
     first_attr(&rest);
+    serving.stop();
+}
+
+#[test]
+fn entries_have_handle_and_attributes_of_lookup() {
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    fs::write(place.path("file"), "text").unwrap();
+    std::os::unix::fs::symlink("file", place.path("link")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(place.path("socket")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    // The second time the server may know the handles.
+    for _ in 0..2 {
+        let entries = list(&mut client, &root, true, 8192);
+        assert_eq!(entries.len(), 6);
+        for (name, _, found) in entries {
+            let rest = client.done(3, &named(&root, &name));
+            let mut r = XdrReader::new(&rest);
+            let handle = r.opaque(64).unwrap().to_vec();
+            assert_eq!(found, Some((Attr::read_option(&mut r).unwrap(), handle)), "{name}");
+        }
+    }
     serving.stop();
 }
 

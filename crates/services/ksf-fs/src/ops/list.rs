@@ -1,19 +1,28 @@
 //! Listing folders.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-use rustix::fs::{OFlags, RawDir, RawDirEntry, SeekFrom};
+use rustix::fs::{AtFlags, OFlags, RawDir, RawDirEntry, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::attr::{FileType, Found, Seen};
+use crate::attr::{ASKED, Attr, FileType, Found, Seen, Time};
 use crate::credential::Credential;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
-use crate::lane::Lane;
+use crate::lane::{ENTRIES_BYTES, Lane};
 use crate::layer::{Call, Fs, Node, READ_BIT, describe};
+use crate::rights::{is_settled_at, now};
 use crate::sys;
+
+/// Bytes of entries that are asked for at once with attributes and handles: in a reply an entry then takes six times as many.
+const DETAILED_BYTES: usize = ENTRIES_BYTES / 4;
+
+/// What `statx` is asked for of an entry.
+const OF_ENTRY: StatxFlags = ASKED.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
 /// Where a listing goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +54,8 @@ pub struct Entry<'a> {
     /// What it is, where the file system tells it with the name.
     pub file_type: Option<FileType>,
     /// Handle and attributes, if they were asked for and the caller may look. `None`: for `..` below the root, for mounts, for
-    /// what was removed meanwhile, and where the process has no descriptor left.
+    /// what was removed meanwhile, and, on file systems other than ext4, xfs, btrfs and tmpfs, where the process has no descriptor
+    /// left.
     pub found: Option<Found>,
 }
 
@@ -121,8 +131,9 @@ impl Fs {
             None => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
         };
         let mut memory = lane.take_entries();
-        let listing = Listing { fs: self, call: &call, dir, node, folder: &folder, detail };
-        let listed = lane.as_caller(&call.caller, || listing.run(from.cookie, &mut memory, take));
+        let room = if detail == Detail::Handles { DETAILED_BYTES } else { ENTRIES_BYTES };
+        let listing = Listing { fs: self, call: &call, dir, node, folder: &folder, detail, begun: now() };
+        let listed = lane.as_caller(&call.caller, || listing.run(from.cookie, &mut memory[..room], take));
         lane.put_entries(memory);
         let eof = listed??;
         self.descriptors.put_entries(dir, folder);
@@ -138,6 +149,8 @@ struct Listing<'a> {
     node: &'a Node,
     folder: &'a OwnedFd,
     detail: Detail,
+    /// Time since 1970.
+    begun: Duration,
 }
 
 impl Listing<'_> {
@@ -172,15 +185,58 @@ impl Listing<'_> {
         if name == c".." {
             return None;
         }
-        // Handle and attributes are of one object, also if another gets the name meanwhile. It is not kept open: a long listing
-        // would push out all that is in use.
+        if let Some(found) = self.by_name(raw.ino(), name).ok()? {
+            return Some(found);
+        }
+        // It is not kept open: a long listing would push out all that is in use.
         let object = self.fs.open_name(&self.node.descriptor, name).ok()?;
         describe(self.export(), &object, Some((self.dir, name))).ok()
+    }
+
+    /// Handle and attributes of the object that has a name, with one call of the kernel if the handle is known, else with two. `None`:
+    /// the object must be opened, to see that both are of one object.
+    ///
+    /// The name may pass to another inode between the two calls, which its number shows. Only an inode that is new takes the number of
+    /// one that is gone: then the handle, asked for first, is stale, as if the object had been removed after the listing.
+    fn by_name(&self, inode: u64, name: &CStr) -> Result<Option<Found>, FsError> {
+        let (export, folder) = (self.export(), &*self.node.descriptor);
+        let found = |handle: Handle, stat: &Statx| {
+            export.learn(&handle, self.dir, name);
+            Ok(Some(Found { handle, attr: Attr::of(stat, export.id(), 0) }))
+        };
+        let look = || rustix::fs::statx(folder, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, OF_ENTRY);
+        let is_on_mount = |stat: &Statx| i32::try_from(stat.stx_mnt_id) == Ok(export.mount);
+        let is_on_device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor) == export.device;
+        if let Some((born, handle)) = self.fs.handles.get(export.id(), inode) {
+            let stat = look()?;
+            let is_same = (stat.stx_ino, born_at(&stat)) == (inode, Some(born));
+            if is_same && is_on_mount(&stat) && is_on_device(&stat) {
+                return found(handle, &stat);
+            }
+        }
+        let (kernel, mount) = sys::name_to_handle(folder, name)?;
+        let stat = look()?;
+        if mount != export.mount || !is_on_mount(&stat) {
+            return Err(ErrorKind::MountPoint.into());
+        }
+        if kernel.inode() != Some(stat.stx_ino) || !is_on_device(&stat) {
+            return Ok(None);
+        }
+        let handle = export.handle(&kernel).ok_or(ErrorKind::NotSupported)?;
+        if let Some(born) = born_at(&stat).filter(|born| is_settled_at(*born, self.begun)) {
+            self.fs.handles.keep(export.id(), stat.stx_ino, (born, handle.clone()));
+        }
+        found(handle, &stat)
     }
 
     fn export(&self) -> &Export {
         self.call.export
     }
+}
+
+/// The time of birth of an inode, if its file system tells it.
+fn born_at(stat: &Statx) -> Option<Time> {
+    StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME).then(|| stat.stx_btime.into())
 }
 
 /// Calls `take` with each entry behind the one of this cookie until it returns false. True at the end of the folder.
@@ -206,4 +262,46 @@ pub(super) fn each_entry(
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::ExportOptions;
+    use crate::layer::FsOptions;
+    use crate::sys::KernelHandle;
+
+    #[test]
+    fn a_known_handle_is_told_of_the_inode_with_its_time_of_birth_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        std::fs::create_dir(&data).unwrap();
+        std::fs::write(data.join("file"), "12345").unwrap();
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let export = layer.add_export(&data, &folder.path().join("state"), ExportOptions::default()).unwrap();
+        let descriptor = rustix::fs::open(data.join("file"), OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let stat = rustix::fs::statx(&descriptor, c"", AtFlags::EMPTY_PATH, OF_ENTRY).unwrap();
+        let own = describe(&export, &descriptor, None).unwrap();
+        let other = export.handle(&KernelHandle::new(1, &[7; 8]).unwrap()).unwrap();
+        let listed = || {
+            let (layer, root) = (&layer, export.root());
+            let list = move || {
+                let (mut lane, mut file) = (Lane::attach().unwrap(), None);
+                let take = &mut |entry: Entry<'_>| {
+                    file = if entry.name == b"file" { entry.found } else { file.take() };
+                    true
+                };
+                let nobody = Credential::unix(0, 0, &[]);
+                layer.list(&mut lane, &nobody, root, Cursor::default(), Detail::Handles, take).result.unwrap();
+                file.unwrap()
+            };
+            std::thread::scope(|scope| scope.spawn(list).join().unwrap())
+        };
+        let born = born_at(&stat).expect("tests run on a file system that tells it");
+        let later = Time { seconds: born.seconds + 1, ..born };
+        for (known, told) in [(later, &own.handle), (born, &other)] {
+            layer.handles.keep(export.id(), stat.stx_ino, (known, other.clone()));
+            assert_eq!(listed(), Found { handle: told.clone(), attr: own.attr });
+        }
+    }
 }

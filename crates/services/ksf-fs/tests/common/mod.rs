@@ -84,6 +84,14 @@ pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, ksf_fs::FsError>) -> Er
     result.unwrap_err().kind()
 }
 
+/// Waits until the kernel's clock gives no new object the time of birth of this one.
+#[allow(dead_code)]
+pub(crate) fn wait_until_old(path: &std::path::Path) {
+    let Ok(born) = std::fs::symlink_metadata(path).unwrap().created() else { return };
+    let is_old = || born.elapsed().is_ok_and(|age| age > std::time::Duration::from_millis(200));
+    ksf_test::wait_until("the clock of file systems has gone on", is_old);
+}
+
 /// Descriptors of this process by which a file can be written. While there is one it cannot be executed.
 #[allow(dead_code)]
 pub(crate) fn open_for_writing(path: &std::path::Path) -> usize {
