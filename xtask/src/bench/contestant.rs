@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::case::{Case, ECHO_BYTES, Placement, Service, WorkLoad};
+use super::case::{Case, ECHO_BYTES, FileLoad, Placement, Service, WorkLoad};
 use crate::process::{Ready, Server, display, output};
 
 /// nfs-ganesha's port of MOUNT. It runs in the bench's own network only, and one at a time.
@@ -70,6 +70,8 @@ contestants! {
     UdpMmsgSpin = "recvmmsg spin";
     /// bench/peers/pair_floor.c: no server, the least that a round trip through the stack takes.
     PairFloor = "stack floor";
+    /// bench/peers/pread_send.c: no protocol, the least that a READ out of the page cache takes.
+    PreadSend = "pread+send";
     /// nfs-ganesha of Debian.
     Ganesha = "nfs-ganesha" needs ROOT, "ganesha.nfsd", "rpcbind";
     /// The same with what ganesha-core-config(8) offers against work beside the calls.
@@ -202,9 +204,11 @@ impl Contestant {
 
     /// Whether there is a server for a tool to look at, and a client of ours that counts messages.
     pub(crate) fn can_be_watched(self) -> bool {
-        use Contestant::{Ab, IdealQueue, PairFloor, RedisBenchmark, Sockperf, SockperfTuned, StoreBenchmark, Wrk};
+        use Contestant::{
+            Ab, IdealQueue, PairFloor, PreadSend, RedisBenchmark, Sockperf, SockperfTuned, StoreBenchmark, Wrk,
+        };
         let has_other_client = matches!(self, Ab | RedisBenchmark | Sockperf | SockperfTuned | StoreBenchmark | Wrk);
-        !has_other_client && !matches!(self, IdealQueue | PairFloor)
+        !has_other_client && !matches!(self, IdealQueue | PairFloor | PreadSend)
     }
 
     /// Whether it is measured in a placement.
@@ -248,9 +252,17 @@ impl Programs {
         // Below the folder that `supervise` removes when this process is killed.
         let scratch = tempfile::Builder::new().prefix("bench-").tempdir()?;
         let programs = Programs { ksf, scratch };
-        for name in
-            ["threads", "event_loop", "udp_plain", "udp_mmsg", "pair_floor", "work_server", "http_log", "host_costs"]
-        {
+        for name in [
+            "threads",
+            "event_loop",
+            "udp_plain",
+            "udp_mmsg",
+            "pair_floor",
+            "pread_send",
+            "work_server",
+            "http_log",
+            "host_costs",
+        ] {
             let source = crate::root().join("bench/peers").join(name).with_extension("c");
             let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
             cc.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(programs.peer_path(name));
@@ -270,6 +282,24 @@ impl Programs {
     /// The folder that file servers export.
     pub(super) fn export_path(&self) -> PathBuf {
         self.scratch().join("export")
+    }
+
+    /// Makes a folder in it with so many empty files, once. Returns its name.
+    pub(super) fn make_listed(&self, files: u64) -> Result<String> {
+        let name = format!("files-{files}");
+        let folder = self.export_path().join(&name);
+        if !folder.exists() {
+            std::fs::create_dir(&folder)?;
+            (0..files).try_for_each(|at| std::fs::File::create(folder.join(format!("file{at:06}"))).map(drop))?;
+        }
+        Ok(name)
+    }
+
+    /// A file of so many bytes that is in the page cache.
+    fn make_blocks(&self, bytes: usize) -> Result<PathBuf> {
+        let path = self.scratch().join("blocks");
+        std::fs::write(&path, (0..bytes).map(|at| (at / 7) as u8).collect::<Vec<u8>>())?;
+        Ok(path)
     }
 
     /// Makes that folder. Its files are those of the anonymous user, which root is by the default of both servers.
@@ -486,6 +516,21 @@ pub(crate) fn pair_floor(programs: &Programs, case: &Case, pinning: &Pinning, co
     });
     command.args(pinning.client(1));
     command
+}
+
+/// The floor of READ: both ends, each on its CPU, and the file that is read.
+pub(crate) fn pread_send(
+    programs: &Programs,
+    case: &Case,
+    load: &FileLoad,
+    pinning: &Pinning,
+    count: u64,
+) -> Result<Command> {
+    let mut command = programs.peer("pread_send");
+    command.arg(programs.make_blocks((load.files * load.file_bytes) as usize)?);
+    command.args([load.io_bytes.into(), case.in_flight.into(), count].map(|number: u64| number.to_string()));
+    command.args(pinning.client(1).into_iter().chain(pinning.server(1)));
+    Ok(command)
 }
 
 pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command {

@@ -6,11 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use ksf_load::nfs::Listing;
 
-use super::case::{Case, ECHO_BYTES, Metric, Pace, Placement, Service};
+use super::case::{Case, ECHO_BYTES, FileLoad, Metric, Pace, Placement, Service, WHOLE_LISTING};
 use super::contestant::{
-    Contestant, GANESHA_MOUNT_PORT, IDEAL_WORKERS, Pinning, Programs, pair_floor, server_command, sockperf_client,
-    start,
+    Contestant, GANESHA_MOUNT_PORT, IDEAL_WORKERS, Pinning, Programs, pair_floor, pread_send, server_command,
+    sockperf_client, start,
 };
 use super::raw::Sample;
 use super::watch::{self, Watch};
@@ -103,6 +104,7 @@ impl Meter<'_> {
             (_, Service::Web(load)) => self.web(case, load, contestant, pinning, &mut sample),
             (_, Service::Store(load)) => self.store(case, *load, contestant, pinning, &mut sample),
             (Contestant::PairFloor, _) => self.floor(case, pinning, &mut sample),
+            (Contestant::PreadSend, Service::Files(load)) => self.pread_send(case, load, pinning, &mut sample),
             (Contestant::IdealQueue, _) => self.ideal(case, pinning, &mut sample),
             (Contestant::Sockperf | Contestant::SockperfTuned, _) => {
                 self.sockperf(case, contestant, pinning, &mut sample)
@@ -121,6 +123,12 @@ impl Meter<'_> {
         let (command, ready) = server_command(self.programs, contestant, case, pinning, port)?;
         let (server, command) = start(contestant, (command, ready))?;
         sample.server_command = without_port(&command, port);
+        if let Service::Files(load) = case.service
+            && load.mix == WHOLE_LISTING
+        {
+            self.listing(load, (contestant, &server, port), pinning, sample)?;
+            return server.stop().map(drop);
+        }
         let load = |amount| self.load_of(case, contestant, pinning, port, amount, sample.round);
         let warm_up = load(self.effort.warm_up(case)).run(&self.programs.ksf)?;
         let load = load(self.effort.amount(case, pinning.placement));
@@ -153,10 +161,53 @@ impl Meter<'_> {
         let mut load = load(case, pinning, port, amount, round);
         if let Tool::Files(files) = &mut load.tool {
             files.export = self.programs.export_path();
-            files.mount_port =
-                matches!(contestant, Contestant::Ganesha | Contestant::GaneshaTuned).then_some(GANESHA_MOUNT_PORT);
+            files.mount_port = mount_port(contestant);
         }
         load
+    }
+
+    /// Times of whole listings, by a client of one thread.
+    fn listing(
+        &self,
+        load: &FileLoad,
+        (contestant, server, port): (Contestant, &Server, u16),
+        pinning: &Pinning,
+        sample: &mut Sample,
+    ) -> Result<()> {
+        let entries = self.effort.count(load.files.into());
+        let listing = Listing {
+            port,
+            mount_port: mount_port(contestant).unwrap_or(port),
+            export: self.programs.export_path().display().to_string(),
+            name: self.programs.make_listed(entries)?,
+            entries: entries as usize,
+        };
+        sample.client_command = format!("READDIRPLUS of {entries} files, page after page, by the bench");
+        let cpu = pinning.client(1).map(|cpu| cpu.parse()).transpose()?;
+        let measure = |seconds: f64| {
+            let client = || -> Result<Vec<Duration>> {
+                cpu.map_or(Ok(()), ksf::cpus::pin_to)?;
+                let mut times = Vec::new();
+                listing.measure(|took| {
+                    times.push(took);
+                    times.iter().sum::<Duration>().as_secs_f64() < seconds
+                })?;
+                times.sort_unstable();
+                Ok(times)
+            };
+            std::thread::scope(|scope| scope.spawn(client).join().expect("it does not panic"))
+        };
+        // The first one reads the disk.
+        measure(0.0)?;
+        let (times, spent) = self.observed(server, || measure(self.effort.seconds))?;
+        let count = times.len();
+        let us = |at: usize| times[at].as_secs_f64() * 1e6;
+        sample.metrics.insert(Metric::RttP50Us, us(count / 2));
+        sample.metrics.insert(Metric::RttP99Us, us(count - 1 - count / 100));
+        let rate = count as f64 / times.iter().sum::<Duration>().as_secs_f64();
+        sample.metrics.insert(Metric::MessagesPerS, rate);
+        insert_spent(sample, &spent, count as u64);
+        Ok(())
     }
 
     /// What is spent while something runs.
@@ -240,6 +291,22 @@ impl Meter<'_> {
         server.stop().map(drop)
     }
 
+    fn pread_send(&self, case: &Case, load: &FileLoad, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
+        let count = (self.effort.seconds * 2_000.0) as u64;
+        let count = count.max(self.effort.count(WORK_WARM_UP_COUNT));
+        let mut command = pread_send(self.programs, case, load, pinning, count)?;
+        sample.client_command = display(&command);
+        let text = output(&mut command, Duration::from_secs(60))?;
+        let json: serde_json::Value = serde_json::from_str(&text)?;
+        for (metric, key) in
+            [(Metric::MessagesPerS, "messages_per_s"), (Metric::RttP50Us, "p50_us"), (Metric::RttP99Us, "p99_us")]
+        {
+            let value = json[key].as_f64().with_context(|| format!("no {key} in {text}"))?;
+            sample.metrics.insert(metric, value);
+        }
+        Ok(())
+    }
+
     fn floor(&self, case: &Case, pinning: &Pinning, sample: &mut Sample) -> Result<()> {
         let count = (self.effort.seconds * 100_000.0) as u64;
         let count = count.max(self.effort.count(WARM_UP_COUNT));
@@ -316,6 +383,11 @@ pub(crate) enum SyscallCounter {
     Perf,
     /// It slows the server down, so that batches are larger than they are without.
     Strace,
+}
+
+/// The port of MOUNT, if it is not that of NFS.
+fn mount_port(contestant: Contestant) -> Option<u16> {
+    matches!(contestant, Contestant::Ganesha | Contestant::GaneshaTuned).then_some(GANESHA_MOUNT_PORT)
 }
 
 /// The messages of a round cost the same for every contestant, and in every round differently.

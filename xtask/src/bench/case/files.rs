@@ -2,7 +2,7 @@
 //!
 //! GETATTR of NFS, and Tgetattr, are measured in every placement, with 1 and with 32 in flight. The other operations have the server on the other CPU.
 
-use super::super::contestant::Contestant::{self, Diod, Ganesha, GaneshaTuned, Nfs, Ninep};
+use super::super::contestant::Contestant::{self, Diod, Ganesha, GaneshaTuned, Nfs, Ninep, PreadSend};
 use super::{Case, Metric, ONE, Row, Service};
 use crate::load::IOR;
 
@@ -23,11 +23,14 @@ impl FileProtocol {
     }
 }
 
+/// Whole listings by READDIRPLUS in place of a mix, by a client in the bench: a listing is a message.
+pub(crate) const WHOLE_LISTING: &str = "listing";
+
 /// A load for a file server, as the options of `ksf load nfs` and `ksf load 9p`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FileLoad {
     pub(crate) protocol: FileProtocol,
-    /// Operations with their shares; or [`IOR`], to which the rest does not apply.
+    /// Operations with their shares; or [`IOR`], to which the rest does not apply, or [`WHOLE_LISTING`], to which only `files` does.
     pub(crate) mix: &'static str,
     /// Files that it is about.
     pub(crate) files: u32,
@@ -42,12 +45,15 @@ pub(crate) struct FileLoad {
 pub(super) const MAIN: [&str; 4] = ["nfs-getattr-1", "nfs-getattr-32", "9p-getattr-1", "9p-getattr-32"];
 
 const SERVERS: &[Contestant] = &[Nfs, Ganesha, GaneshaTuned];
+/// Beside what reads the same bytes from the page cache without a protocol.
+const READ_SERVERS: &[Contestant] = &[PreadSend, Nfs, Ganesha, GaneshaTuned];
 const NINEP_SERVERS: &[Contestant] = &[Ninep, Diod];
 
 pub(crate) static NFS_GETATTR: FileLoad = small("getattr");
 static LOOKUP: FileLoad = small("lookup");
 static ACCESS: FileLoad = small("access");
 static READDIRPLUS: FileLoad = FileLoad { files: 100, file_bytes: 4 << 10, ..small("readdirplus") };
+static LISTING: FileLoad = FileLoad { files: 50_000, ..small(WHOLE_LISTING) };
 pub(crate) static NFS_READ: FileLoad = small("read");
 static WRITE: FileLoad = small("write");
 pub(crate) static NFS_WRITE_STABLE: FileLoad = FileLoad { stable: "file", ..small("write") };
@@ -125,8 +131,12 @@ pub(super) const CASES: &[Case] = &[
     nfs("nfs-lookup-32", "NFS LOOKUP, 32 in flight", &LOOKUP, [1, 32]),
     nfs("nfs-access-32", "NFS ACCESS, 32 in flight", &ACCESS, [1, 32]),
     nfs("nfs-readdirplus-32", "NFS READDIRPLUS of a folder of 100 files, 32 in flight", &READDIRPLUS, [1, 32]),
+    Case {
+        metric: Metric::RttP50Us,
+        ..nfs("nfs-listing-50000", "NFS listing of 50,000 files by READDIRPLUS, page after page", &LISTING, [1, 1])
+    },
     nfs("nfs-read-4k-32", "NFS READ of 4 KiB, 32 in flight", &NFS_READ, [1, 32]),
-    nfs("nfs-read-1m-4", "NFS READ of 1 MiB, 4 in flight", &READ_LARGE, [1, 4]),
+    Case { contestants: READ_SERVERS, ..nfs("nfs-read-1m-4", "NFS READ of 1 MiB, 4 in flight", &READ_LARGE, [1, 4]) },
     nfs("nfs-write-4k-32", "NFS WRITE of 4 KiB, unstable, 32 in flight", &WRITE, [1, 32]),
     nfs("nfs-write-1m-4", "NFS WRITE of 1 MiB, unstable, 4 in flight", &WRITE_LARGE, [1, 4]),
     nfs("nfs-stable-4k-1", "NFS WRITE of 4 KiB, on the medium, 1 in flight", &NFS_WRITE_STABLE, [1, 1]),

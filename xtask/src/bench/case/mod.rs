@@ -19,7 +19,9 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use self::files::MAIN;
-pub(crate) use self::files::{FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR};
+pub(crate) use self::files::{
+    FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR, WHOLE_LISTING,
+};
 pub(crate) use self::metric::Metric;
 use self::store::STORE_COUNTED;
 pub(crate) use self::store::STORE_MAIN;

@@ -149,14 +149,8 @@ impl NfsClient {
                 put_opaque(out, self.own_name.as_bytes());
             }
             Procedure::Readdir | Procedure::Readdirplus => {
-                put_opaque(out, &tree.folder);
                 // From the first entry on, which needs no verifier.
-                put_long(out, 0);
-                put_long(out, 0);
-                put(out, NAMES_BYTES);
-                if procedure == Procedure::Readdirplus {
-                    put(out, LISTING_BYTES);
-                }
+                put_listing(out, &tree.folder, (0, 0), procedure == Procedure::Readdirplus);
             }
             Procedure::Fsstat | Procedure::Fsinfo | Procedure::Pathconf => put_opaque(out, &tree.folder),
             Procedure::Commit => {
@@ -302,6 +296,17 @@ impl NfsClient {
 
     fn reply_bytes_max(&self) -> usize {
         MORE_BYTES + self.io_bytes.max(READ_BYTES_LEAST)
+    }
+}
+
+/// Arguments of READDIR, or with `plus` of READDIRPLUS, behind a cookie with its verifier.
+pub(super) fn put_listing(out: &mut Vec<u8>, dir: &[u8], (cookie, verifier): (u64, u64), plus: bool) {
+    put_opaque(out, dir);
+    put_long(out, cookie);
+    put_long(out, verifier);
+    put(out, NAMES_BYTES);
+    if plus {
+        put(out, LISTING_BYTES);
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod call;
 mod client;
+mod listing;
 mod mix;
 mod tree;
 
@@ -30,6 +31,7 @@ use crate::report::{Io, with_process_io};
 use crate::rpc::oncrpc;
 
 pub use self::call::{Procedure, Stable};
+pub use self::listing::Listing;
 pub use self::mix::Mix;
 
 use self::client::Work;

@@ -20,7 +20,7 @@ const REPLY_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of one write, at most: every server takes so many.
 const WRITE_BYTES_MAX: usize = 32 * 1024;
 
-const MNT: u32 = 1;
+pub(super) const MNT: u32 = 1;
 const MKDIR: u32 = 9;
 const SYMLINK: u32 = 10;
 const RMDIR: u32 = 13;
@@ -59,7 +59,7 @@ pub(super) fn own_name(connection: u32) -> String {
 
 /// A connection to one program of the server.
 #[derive(Debug)]
-struct Caller<'a> {
+pub(super) struct Caller<'a> {
     stream: TcpStream,
     place: &'a Place,
     program: (u32, u32),
@@ -67,7 +67,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    fn connect(place: &'a Place, program: (u32, u32), port: u16) -> Result<Self, LoadError> {
+    pub(super) fn connect(place: &'a Place, program: (u32, u32), port: u16) -> Result<Self, LoadError> {
         let host = &place.host;
         let unknown = |source| LoadError::UnknownHost { host: host.clone(), source };
         let mut reasons = Vec::new();
@@ -85,7 +85,7 @@ impl<'a> Caller<'a> {
     }
 
     /// Calls a procedure; the results of a reply that says OK.
-    fn call(&mut self, what: &str, procedure: u32, args: &[u8]) -> Result<Vec<u8>, LoadError> {
+    pub(super) fn call(&mut self, what: &str, procedure: u32, args: &[u8]) -> Result<Vec<u8>, LoadError> {
         self.try_call(procedure, args).map_err(|error| {
             let place = self.place;
             LoadError::system(format!("{what} at {}:{}", place.host, place.path), error)
@@ -130,7 +130,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-fn told(wrong: Wrong) -> io::Error {
+pub(super) fn told(wrong: Wrong) -> io::Error {
     io::Error::other(in_words(&wrong))
 }
 
