@@ -5,9 +5,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
-use crate::common::tree::tree;
 use crate::common::{Served, on_lane, root};
 use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, SetAttr, Stable};
+use ksf_test::files::tree;
 use proptest::prelude::*;
 use rustix::io::Errno;
 

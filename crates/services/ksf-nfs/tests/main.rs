@@ -5,6 +5,7 @@ mod common;
 mod large_folder;
 mod local_user;
 mod media;
+mod model;
 mod other_client;
 mod procedures;
 mod server;

@@ -1,6 +1,7 @@
 //! The tests of this crate, in one executable: each file is a module.
 
 mod common;
+mod in_flight;
 mod large_folder;
 mod messages;
 mod model;

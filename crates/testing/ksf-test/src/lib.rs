@@ -5,6 +5,7 @@
 //!   a place of its own        own_network, in_new_network, Folder, on_cpu
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
+//!   file servers            files (random steps beside a plain directory, trees)
 //!   what is counted           alloc::Counting
 //!   what takes its time       wait_until, PATIENCE, effort (seeds in make test and in make soak)
 //! ```
@@ -13,6 +14,7 @@ pub mod alloc;
 pub mod compile;
 mod cpu;
 mod effort;
+pub mod files;
 mod folder;
 mod helper;
 mod network;

@@ -1,7 +1,5 @@
 //! A served folder, and a thread that may run operations on it.
 
-pub(crate) mod tree;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 

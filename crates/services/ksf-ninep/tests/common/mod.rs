@@ -2,8 +2,6 @@
 
 #[path = "../../../ksf-nfs/tests/common/place.rs"]
 mod place;
-#[path = "../../../ksf-fs/tests/common/tree.rs"]
-pub(crate) mod tree;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

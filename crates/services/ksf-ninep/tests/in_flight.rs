@@ -1,44 +1,28 @@
-//! Random requests. One at a time they do what is done to a plain folder; together they obey the rules of tags, flushes, fids and
-//! sessions.
-
-mod plain;
+//! Random requests in flight obey the rules of tags, flushes, fids and sessions.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::Shutdown;
-use std::path::Path;
 
-use crate::common::tree::tree;
-use crate::common::{Client, Place, ROOT, Serving};
+use crate::common::{Client, Place, ROOT};
 use ksf_proto::p9::{
-    Data, DirEntry, NO_FID, NO_TAG, Names, Reply, Request, SetStat, UNLINK_DIRECTORY, VERSION, open_flag, set_bit,
+    Data, NO_FID, NO_TAG, Names, Reply, Request, SetStat, UNLINK_DIRECTORY, VERSION, open_flag, set_bit,
 };
-use ksf_test::{Random, effort, is_root};
-use plain::Plain;
+use ksf_test::{Random, effort};
 
 /// Fids of a connection are below this; the root's stays as it is.
 const FIDS: u32 = 6;
-const CONNECTIONS: usize = 2;
 const MSIZE: u32 = 1 << 20;
+const LONG: usize = 100_000;
 
-/// What a request gave: what its reply tells, or the number of Rlerror.
-type Outcome = Result<String, i32>;
-
-/// Any request, mostly with `fids`, and for content mostly with those that are `open`. At most `long` bytes are read and written.
-/// `buffer` has the names of a walk.
-fn request<'a>(
-    random: &mut Random,
-    (fids, open): (&[u32], &[u32]),
-    long: usize,
-    buffer: &'a mut Vec<u8>,
-) -> Request<'a> {
-    static DATA: [[u8; 100_000]; 3] = [[b'x'; 100_000], [b'y'; 100_000], [b'z'; 100_000]];
+/// Any request, mostly with `fids`. At most [`LONG`] bytes are read and written. `buffer` has the names of a walk.
+fn request<'a>(random: &mut Random, fids: &[u32], buffer: &'a mut Vec<u8>) -> Request<'a> {
+    static DATA: [[u8; LONG]; 3] = [[b'x'; LONG], [b'y'; LONG], [b'z'; LONG]];
     let name = |random: &mut Random| random.pick(&[&b"a"[..], b"b", b"c"]);
     let one_of = |random: &mut Random, fids: &[u32]| {
         if fids.is_empty() || random.one_in(6) { random.below(FIDS.into()) as u32 } else { random.pick(fids) }
     };
     let any = |random: &mut Random| one_of(random, fids);
-    let content = |random: &mut Random| one_of(random, open);
     // Of these something else is made.
     let own = |random: &mut Random| one_of(random, fids).max(1);
     let access = |random: &mut Random| {
@@ -61,14 +45,14 @@ fn request<'a>(
             Request::Lcreate { fid: own(random), name: name(random), flags, mode: 0o600, gid }
         }
         10 | 11 => {
-            let (offset, count) = (random.below(9000), random.within(1..=long) as u32);
-            Request::Read { fid: content(random), offset, count }
+            let (offset, count) = (random.below(9000), random.within(1..=LONG) as u32);
+            Request::Read { fid: any(random), offset, count }
         }
         12 | 13 => {
-            let data = Data(&random.pick(&[&DATA[0], &DATA[1], &DATA[2]])[..random.within(1..=long)]);
-            Request::Write { fid: content(random), offset: random.below(9000), data }
+            let data = Data(&random.pick(&[&DATA[0], &DATA[1], &DATA[2]])[..random.within(1..=LONG)]);
+            Request::Write { fid: any(random), offset: random.below(9000), data }
         }
-        14 => Request::Readdir { fid: content(random), offset: 0, count: 8000 },
+        14 => Request::Readdir { fid: any(random), offset: 0, count: 8000 },
         15 => Request::Getattr { fid: any(random), mask: u64::MAX },
         16 => {
             let to = SetStat { valid: set_bit::SIZE, size: random.below(9000), ..SetStat::default() };
@@ -93,73 +77,6 @@ fn request<'a>(
         _ if random.one_in(8) => Request::Version { msize: MSIZE, version: VERSION },
         _ => Request::Attach { fid: any(random), afid: NO_FID, uname: b"", aname: b"", n_uname: 0 },
     }
-}
-
-/// What a reply tells of files.
-fn told(reply: Reply<'_>) -> String {
-    match reply {
-        Reply::Walk { qids } => format!("{} found", qids.iter().count()),
-        Reply::Getattr { stat } => attributes(stat.mode, stat.nlink, stat.size),
-        Reply::Read { data } => data.0.escape_ascii().to_string(),
-        Reply::Write { count } => count.to_string(),
-        Reply::Readdir { data } => {
-            listed(DirEntry::all(data.0).map(|entry| entry.expect("no entry is cut").name.to_vec()).collect())
-        }
-        _ => String::new(),
-    }
-}
-
-/// Folders have lengths that depend on what was in them.
-fn attributes(mode: u32, links: u64, size: u64) -> String {
-    let size = if mode & libc::S_IFMT == libc::S_IFREG { size } else { 0 };
-    format!("mode {mode:o}, {links} links, {size} bytes")
-}
-
-fn listed(mut names: Vec<Vec<u8>>) -> String {
-    names.retain(|name| name != b"." && name != b"..");
-    names.sort();
-    names.join(&b' ').escape_ascii().to_string()
-}
-
-/// Does this with one seed after the other. Each has a server of its own, and clients that are attached.
-fn with_seeds(seeds: u64, work: impl Fn(&mut Random, &Path, &Place, Vec<Client>)) {
-    for seed in 0..seeds {
-        let mut random = Random::of_test(seed);
-        let place = Place::new();
-        let other = place.beside("plain");
-        let serving: Serving = place.serve();
-        let clients: Vec<Client> = (0..CONNECTIONS).map(|_| serving.client()).collect();
-        work(&mut random, &other, &place, clients);
-        serving.stop();
-    }
-}
-
-#[test]
-fn requests_do_what_they_do_on_a_plain_folder() {
-    with_seeds(effort(25, 1000), |random, other, place, mut clients| {
-        let mut plain = Plain::new(other);
-        let mut history = Vec::new();
-        for _ in 0..120 {
-            let connection = random.within(0..=CONNECTIONS - 1);
-            let client = &mut clients[connection];
-            let mut buffer = Vec::new();
-            let (fids, open) = plain.fids(connection);
-            let request = request(random, (&fids, &open), 100, &mut buffer);
-            // Without root the server knows an object by the last of its names that was seen.
-            if !is_root() && matches!(request, Request::Link { .. }) {
-                continue;
-            }
-            history.push(format!("{connection}: {request:?}").chars().take(160).collect::<String>());
-            let ours = client.ask(request, told);
-            let theirs = plain.ask(connection, request, &ours);
-            assert_eq!(ours, theirs, "at the end of {history:#?}");
-            if matches!(request, Request::Version { .. }) {
-                client.attach(ROOT, 0, b"").unwrap();
-                plain.attach(connection, ROOT);
-            }
-        }
-        assert_eq!(tree(&place.path("")), tree(other));
-    });
 }
 
 /// A connection with requests in flight.
@@ -214,7 +131,7 @@ impl Flight {
         fids.sort_unstable();
         for _ in 0..random.within(1..=16) {
             let mut buffer = Vec::new();
-            let mut sent = request(random, (&fids, &fids), 100_000, &mut buffer);
+            let mut sent = request(random, &fids, &mut buffer);
             if random.one_in(4) {
                 // One before, the next, or itself.
                 let oldtag = random.within(usize::from(first)..=usize::from(self.tag) + 2) as u16;
@@ -306,13 +223,17 @@ impl Flight {
 
 #[test]
 fn requests_in_flight_have_one_answer_each() {
-    with_seeds(effort(20, 1000), |random, _, _, clients| {
-        let mut flights: Vec<Flight> = clients.into_iter().map(Flight::new).collect();
+    for seed in 0..effort(20, 1000) {
+        let mut random = Random::of_test(seed);
+        let place = Place::new();
+        let serving = place.serve();
+        let mut flights = [serving.client(), serving.client()].map(Flight::new);
         for _ in 0..40 {
             // Those of all connections are on their way together.
-            let batches: Vec<Batch> = flights.iter_mut().map(|flight| flight.send(random)).collect();
+            let batches = flights.each_mut().map(|flight| flight.send(&mut random));
             flights.iter_mut().zip(&batches).for_each(|(flight, batch)| flight.receive(batch));
         }
         flights.into_iter().for_each(Flight::end);
-    });
+        serving.stop();
+    }
 }
