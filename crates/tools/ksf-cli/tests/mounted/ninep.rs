@@ -77,7 +77,7 @@ fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &s
     let server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
     let lab = Lab::script(include_str!("ninep.sh")).reach_host().time_limit(Duration::from_secs(300));
     let lab = lab.env("PORT", server.address(" tcp ").port().to_string()).env("CACHE", cache);
-    let lab = lab.env("ACCESS", access);
+    let lab = lab.env("ACCESS", access).file(env!("CARGO_BIN_EXE_ksf"), "/bin/ksf").memory_mib(1024);
     let lab = lab.env("EXPORT", place.export().to_str().unwrap()).env("ENTRIES", ENTRIES.to_string());
     let lab = TOOLS.into_iter().fold(lab, |lab, tool| lab.tool(tool));
     let lab = ["9pnet_fd", "9p"].into_iter().fold(lab, Lab::module);
@@ -88,8 +88,10 @@ fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &s
     assert!(check.unwrap().success());
     let (second, fifo) = (fs::metadata(new.join("second")).unwrap(), fs::metadata(new.join("fifo")).unwrap());
     assert_eq!((second.mode() & 0o7777, second.nlink(), second.mtime()), (0o604, 1, 981_173_106));
-    let mine = fs::metadata(new.join("shared/mine")).unwrap();
-    assert_eq!((mine.uid(), mine.gid()), (owner, 1002), "access={access}");
+    for (name, owner) in [("mine", owner), ("client", USER.1), ("any", 0)] {
+        let made = fs::metadata(new.join("shared").join(name)).unwrap();
+        assert_eq!((made.uid(), made.gid()), (owner, 1002), "access={access}, {name}");
+    }
     assert!(fifo.file_type().is_fifo() && fifo.mode() & 0o7777 == 0o600);
     assert_eq!(fs::read_link(new.join("dangling")).unwrap().to_str(), Some("none"));
     assert!(!new.join("gone").exists() && !new.join("folder").exists());

@@ -1,8 +1,10 @@
 # $EXPORT is mounted at /mnt by the kernel's client of 9P, with $ACCESS and $CACHE. It has a tree with its sums, and a folder of $ENTRIES entries.
-options="trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576,access=$ACCESS"
+common="trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576"
 # Without a user in each attach, all requests are those of the one in the mount.
-test "$ACCESS" != any || options=$options,uname=0
-mkdir -p /mnt /other
+any=any,uname=0
+options="$common,access=$ACCESS"
+test "$ACCESS" != any || options=$common,access=$any
+mkdir -p /mnt /other /srv /run
 mount -t 9p -o "$options,cache=$CACHE" 10.0.2.2 /mnt
 cd /mnt/tree
 sha256sum --check --quiet ../sums
@@ -79,5 +81,34 @@ test "$(wc -l </other/new/from-other)" = 2
 rm /other/new/from-other
 cd /
 umount /other
+# Another user of the machine, by each way to name the user of a request.
+for access in client $any; do
+    mount -t 9p -o "$common,access=$access,cache=none" 10.0.2.2 /other
+    if user cat /other/new/secret 2>/dev/null; then exit 1; fi
+    user sh -c ": >/other/new/shared/${access%,*}"
+    umount /other
+done
+
+# A server of this machine, by a Unix socket.
+mount -t tmpfs none /srv
+mkdir /srv/data
+mkfifo /tmp/said
+ksf 9p --engine epoll --export /srv/data,squash=none --listen unix:/run/9p.sock --state /srv/state >/tmp/said 2>&1 &
+server=$!
+exec 5</tmp/said
+while read -r line <&5; do
+    echo "$line"
+    case $line in *" ready") break ;; esac
+done
+mount -t 9p -o "trans=unix,version=9p2000.L,aname=/srv/data,msize=1048576,access=user,cache=$CACHE" /run/9p.sock /other
+cp -r "/mnt/tree/folder 3" /other/copy
+chmod 777 /other
+user sh -c ': >/other/mine'
+test "$(stat -c '%u %g' /srv/data/mine)" = '1001 1002'
+umount /other
+(cd /srv/data/copy && find . -type f -exec sha256sum {} + >/tmp/sums)
+(cd "/mnt/tree/folder 3" && sha256sum --check --quiet /tmp/sums)
+kill $server
+wait $server
 umount /mnt
 echo finished
