@@ -206,9 +206,9 @@ impl Files {
         command.args(["--file-bytes", &file_bytes.to_string(), "--io-bytes", &io_bytes.to_string()]);
         if *protocol == FileProtocol::Nfs {
             command.args(["--stable", stable]);
-        }
-        if let Some(port) = self.mount_port {
-            command.args(["--mount-port", &port.to_string()]);
+            if let Some(port) = self.mount_port {
+                command.args(["--mount-port", &port.to_string()]);
+            }
         }
         command
     }

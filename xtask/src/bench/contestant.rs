@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::case::{Case, ECHO_BYTES, FileLoad, Placement, Service, WorkLoad};
+use super::case::{Case, ECHO_BYTES, FileLoad, Placement, Row, Service, WorkLoad};
 use crate::process::{Ready, Server, display, output};
 
 /// nfs-ganesha's port of MOUNT. It runs in the bench's own network only, and one at a time.
@@ -181,7 +181,7 @@ impl Contestant {
 
     /// Whether this is ksf and not a peer.
     pub(crate) fn is_ksf(self) -> bool {
-        let is_own = matches!(self, Contestant::Demo | Contestant::Nfs) || self.is_store();
+        let is_own = matches!(self, Contestant::Demo | Contestant::Nfs | Contestant::Ninep) || self.is_store();
         self.engine().is_some() || self.workers().is_some() || self.is_accelerated() || is_own
     }
 
@@ -414,7 +414,7 @@ pub(crate) fn server_command(
             let tuned = contestant == Contestant::GaneshaTuned;
             let mut command = pinned("ganesha.nfsd", cpus.as_deref());
             command.args(["-F", "-L", "STDERR", "-N", "NIV_EVENT", "-f"]);
-            command.arg(ganesha_config(programs, port, tuned)?);
+            command.arg(ganesha_config(programs, case, port, tuned)?);
             command.arg("-p").arg(programs.scratch().join("ganesha.pid"));
             (command, Ready::Lines(1, "NFS SERVER INITIALIZED"))
         }
@@ -542,13 +542,14 @@ pub(super) fn pinned(program: impl AsRef<OsStr>, cpus: Option<&str>) -> Command 
     command
 }
 
-/// NFSv3 over TCP on a port of our choice. It does not run without an export, which only calls of files use.
-fn ganesha_config(programs: &Programs, port: u16, tuned: bool) -> Result<PathBuf> {
+/// NFSv3 or 9P over TCP on a port of our choice. It does not run without an export, which only calls of files use.
+fn ganesha_config(programs: &Programs, case: &Case, port: u16, tuned: bool) -> Result<PathBuf> {
     // ganesha-core-config(8): neither counted by client and export, nor remembered to find repetitions.
     let tuning = if tuned { "Enable_Fast_Stats = true;\n    DRC_Disabled = true;" } else { "" };
     let template = include_str!("../../../bench/peers/ganesha.conf");
     let export = programs.make_export()?;
     let text = template
+        .replace("@PROTOCOL@", if case.row == Row::Ninep { "9P" } else { "3" })
         .replace("@PORT@", &port.to_string())
         .replace("@MOUNT_PORT@", &GANESHA_MOUNT_PORT.to_string())
         .replace("@TUNING@", tuning)

@@ -47,7 +47,7 @@ pub(super) const MAIN: [&str; 4] = ["nfs-getattr-1", "nfs-getattr-32", "9p-getat
 const SERVERS: &[Contestant] = &[Nfs, Ganesha, GaneshaTuned];
 /// Beside what reads the same bytes from the page cache without a protocol.
 const READ_SERVERS: &[Contestant] = &[PreadSend, Nfs, Ganesha, GaneshaTuned];
-const NINEP_SERVERS: &[Contestant] = &[Ninep, Diod];
+const NINEP_SERVERS: &[Contestant] = &[Ninep, Diod, Ganesha];
 
 pub(crate) static NFS_GETATTR: FileLoad = small("getattr");
 static LOOKUP: FileLoad = small("lookup");
@@ -119,9 +119,15 @@ const fn ninep(name: &'static str, title: &'static str, load: &'static FileLoad,
     Case { row: Row::Ninep, contestants: NINEP_SERVERS, ..nfs(name, title, load, tags) }
 }
 
-/// Messages that diod does not take.
+/// Messages that diod does not take. nfs-ganesha 4.3 makes each reply in 70,000 bytes of its stack, whatever `_9P_TCP_Msize` says, and
+/// crashes at a larger one.
 const fn large_ninep(name: &'static str, title: &'static str, load: &'static FileLoad) -> Case {
     Case { contestants: &[Ninep], ..ninep(name, title, load, [1, 4]) }
+}
+
+/// One busy connection beside so many that do nothing.
+const fn one_busy(name: &'static str, title: &'static str, idle: u32) -> Case {
+    Case { idle, metric: Metric::IdleRttRatio, ..ninep(name, title, &NINEP_GETATTR, [1, 1]) }
 }
 
 pub(super) const CASES: &[Case] = &[
@@ -146,6 +152,10 @@ pub(super) const CASES: &[Case] = &[
     nfs("nfs-sfs2008-1x8", "NFS with the mix of SPECsfs2008, 8 connections", &SFS2008, [8, 1]),
     Case { metric: Metric::RttP50Us, ..ninep(MAIN[2], "9P getattr, 1 tag", &NINEP_GETATTR, [1, 1]) },
     ninep(MAIN[3], "9P getattr, 32 tags", &NINEP_GETATTR, [1, 32]),
+    // With one connection: the case of one tag above.
+    one_busy("9p-busy-1-of-10", "9P getattr, 1 tag on 1 of 10 connections", 9),
+    one_busy("9p-busy-1-of-100", "9P getattr, 1 tag on 1 of 100 connections", 99),
+    one_busy("9p-busy-1-of-1000", "9P getattr, 1 tag on 1 of 1,000 connections", 999),
     ninep("9p-getattr-32x8", "9P getattr, 32 tags on each of 8 connections", &NINEP_GETATTR, [8, 32]),
     ninep("9p-walk-32", "9P walk and clunk, 32 tags", &NINEP_WALK, [1, 32]),
     ninep("9p-walk-32x8", "9P walk and clunk, 32 tags on each of 8 connections", &NINEP_WALK, [8, 32]),

@@ -54,7 +54,7 @@ pub(crate) enum Row {
     Store,
     /// Calls of NFSv3 to `ksf nfs` and to nfs-ganesha
     Nfs,
-    /// Requests of 9P2000.L to `ksf 9p` and to diod
+    /// Requests of 9P2000.L to `ksf 9p`, diod and nfs-ganesha
     #[value(name = "9p")]
     #[serde(rename = "9p")]
     Ninep,

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ksf_proto::p9::{Data, IO_HEAD_BYTES, Qid, Reply, Request, open_flag};
+use ksf_proto::p9::{Data, IO_HEAD_BYTES, Qid, Reply, Request, UNLINK_DIRECTORY, open_flag};
 use socket2::Socket as RawSocket;
 
 use super::session::{ROOT, Session};
@@ -80,13 +80,21 @@ impl Tree {
         converse(place, "cannot remove the files", |session| {
             session.walk(ROOT, FOLDER, &self.name)?;
             for number in 0..self.content.shape.files {
-                // diod knows no Tunlinkat.
-                session.walk(FOLDER, NEW, &file_name(number))?;
-                session.done(&Request::Remove { fid: NEW })?;
+                remove(session, (FOLDER, &file_name(number), 0), NEW)?;
             }
-            session.done(&Request::Remove { fid: FOLDER })
+            session.clunk(FOLDER)?;
+            remove(session, (ROOT, &self.name, UNLINK_DIRECTORY), FOLDER)
         })
     }
+}
+
+/// Removes a name in a folder, with the flags of Tunlinkat. diod knows no Tunlinkat: there the object is walked to as `fid` and removed
+/// by Tremove, at which nfs-ganesha 4.3 ends with a segmentation fault.
+fn remove(session: &mut Session<&mut RawSocket>, (dirfid, name, flags): (u32, &str, u32), fid: u32) -> io::Result<()> {
+    session.done(&Request::Unlinkat { dirfid, name: name.as_bytes(), flags }).or_else(|_| {
+        session.walk(dirfid, fid, name)?;
+        session.done(&Request::Remove { fid })
+    })
 }
 
 /// Writes the content of a file, and has it brought to the medium: the measurement is not to meet the write-back.
