@@ -12,7 +12,7 @@ use const_siphasher::sip128::SipHasher24;
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::closing::Closing;
+use crate::closing::{Closer, Closing};
 use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
@@ -318,6 +318,7 @@ impl Export {
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
         let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+        let closer = Closer::start().map_err(io_error("start the thread that closes files"))?;
         Ok(Self {
             path,
             id,
@@ -332,7 +333,7 @@ impl Export {
             kind,
             access_times,
             ahead_bytes: ahead_bytes(device),
-            closing: Closing::default(),
+            closing: Closing::new(closer),
             table,
             verifier,
         })

@@ -169,9 +169,10 @@ impl Warm<'_> {
         let export = self.fs.export_of(file.handle()).filter(|export| export.is_warm())?;
         (file.file_type() == FileType::Regular && file.is_read()).then_some(())?;
         self.step(wanted)?;
+        let descriptor = file.descriptor().ok()?;
         // The file may have lost its name.
-        let attr = attr_of_open(export, file.descriptor())?;
-        read_cached(export, file.descriptor(), &attr, (offset, wanted), into)
+        let attr = attr_of_open(export, descriptor)?;
+        read_cached(export, descriptor, &attr, (offset, wanted), into)
     }
 
     /// Takes one step, and those for `bytes`, from the connection's share; `None` if none is left.
@@ -235,7 +236,7 @@ impl Warm<'_> {
     /// Closes on a lane of the export.
     fn close(&self, export: &Export, of: &Handle, gone: Gone) {
         if let Some(batch) = export.closing.add(gone) {
-            self.lanes.submit(self.fs.share_of(of), Length::Long, 0, move |_| drop(batch));
+            self.lanes.submit(self.fs.share_of(of), Length::Long, 0, move |_| batch.close());
         }
     }
 }

@@ -192,7 +192,8 @@ fn locks_belong_to_the_open_file_and_end_with_it() {
         assert_eq!(kind(take(&reads, exclusive, first)), ErrorKind::BadMode);
         assert_eq!(kind(take(&one, shared, LockRange { start: 1 << 63, length: 0 })), ErrorKind::Invalid);
         assert_eq!(take(&two, exclusive, first), Ok(false));
-        drop((one, reads));
+        one.close(lane);
+        reads.close(lane);
         assert_eq!(take(&two, exclusive, first), Ok(true), "those of closed files are gone");
     });
 }
@@ -207,14 +208,14 @@ fn what_is_open_for_clients_is_bounded() {
         let create = |lane: &mut Lane, name: &[u8]| {
             served.fs.create_open(lane, &root(), served.root(), name, (0o644, false), BOTH).result
         };
-        let (one, two) = (open(lane).unwrap(), create(lane, b"new").unwrap());
+        let (one, two) = (open(lane).unwrap().0, create(lane, b"new").unwrap().0);
         assert_eq!(kind(open(lane)), ErrorKind::TryLater);
         assert_eq!(kind(create(lane, b"more")), ErrorKind::TryLater);
         assert!(!served.path("more").exists(), "nothing is made that cannot be opened");
         assert_eq!(served.fs.counters().open_files, 2);
-        drop(one);
-        create(lane, b"more").unwrap();
-        drop(two);
+        one.close(lane);
+        create(lane, b"more").unwrap().0.close(lane);
+        two.close(lane);
         assert_eq!(served.fs.counters().open_files, 0);
     });
 }

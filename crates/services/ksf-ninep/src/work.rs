@@ -384,7 +384,7 @@ impl Work {
                 plain(Reply::Statfs { stat: statfs_of(&room, node.handle.export_id(), names.name_max) })
             }
             Self::Clunk { file } => {
-                drop(file);
+                file.close(lane);
                 plain(Reply::Clunk {})
             }
             Self::Write { file, offset, data } => {
@@ -449,7 +449,9 @@ impl Work {
                     let place = (&place.dir, &*place.name);
                     Ok(unlink(fs, lane, &node.caller, place, file_type == FileType::Directory)?)
                 });
-                drop(open);
+                if let Some(file) = open {
+                    file.close(lane);
+                }
                 removed?;
                 plain(Reply::Remove {})
             }

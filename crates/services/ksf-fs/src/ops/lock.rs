@@ -56,7 +56,7 @@ impl Fs {
     ) -> Result<bool, FsError> {
         lane.check()?;
         let raw = range.raw(kind.map_or(sys::LOCK_NONE, LockKind::raw))?;
-        Ok(sys::try_lock(file.descriptor(), raw)?)
+        Ok(sys::try_lock(file.descriptor()?, raw)?)
     }
 
     /// A lock of another open file that is in the way of this one.
@@ -72,7 +72,7 @@ impl Fs {
         range: LockRange,
     ) -> Result<Option<(LockKind, LockRange)>, FsError> {
         lane.check()?;
-        let found = sys::find_lock(file.descriptor(), range.raw(kind.raw())?)?;
+        let found = sys::find_lock(file.descriptor()?, range.raw(kind.raw())?)?;
         let kind = match found.kind {
             sys::LOCK_SHARED => LockKind::Shared,
             sys::LOCK_EXCLUSIVE => LockKind::Exclusive,

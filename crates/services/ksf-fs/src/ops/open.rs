@@ -14,8 +14,10 @@ use super::list::each_entry;
 use super::make::{Place, TRIES};
 use super::{FILE_SIZE_MAX, Stable};
 use crate::attr::{Attr, Changed, FileType, Found, SetAttr};
+use crate::closing::Closer;
 use crate::credential::{Credential, Identity};
 use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error, permit};
@@ -57,7 +59,8 @@ impl OpenHow {
     }
 }
 
-/// A file or folder that is open. Clones are the same open file. Dropping the last one closes it, which may wait for a disk.
+/// A file or folder that is open. Clones are the same open file. After the drop of the last one a thread of the export closes it:
+/// that may wait for a disk.
 #[derive(Clone, Debug)]
 pub struct OpenFile(Arc<Opened>);
 
@@ -65,13 +68,35 @@ pub struct OpenFile(Arc<Opened>);
 struct Opened {
     handle: Handle,
     file_type: FileType,
-    file: OwnedFd,
+    /// `None` when it is closed.
+    file: Option<Descriptor>,
     how: OpenHow,
     /// Who opened it: the kernel takes set-user-id away when another than root writes.
     caller: Identity,
     /// Held by the listing that the position in the folder is of.
     position: Mutex<()>,
+    closer: Closer,
+}
+
+/// The fields are dropped in this order: a file counts until it is closed.
+#[derive(Debug)]
+struct Descriptor {
+    file: OwnedFd,
     _slot: Slot,
+}
+
+impl Opened {
+    fn file(&self) -> Result<&OwnedFd, FsError> {
+        Ok(self.file.as_ref().map(|descriptor| &descriptor.file).ok_or(Errno::BADF)?)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(descriptor) = self.file.take() {
+            self.closer.drop_there(descriptor);
+        }
+    }
 }
 
 /// Counts what is open for clients, who could leave no descriptors to others.
@@ -111,9 +136,15 @@ impl Drop for Slot {
 }
 
 impl OpenFile {
-    fn new(found: (Handle, FileType), file: OwnedFd, how: OpenHow, caller: Identity, slot: Slot) -> Self {
-        let (handle, file_type) = found;
-        Self(Arc::new(Opened { handle, file_type, file, how, caller, position: Mutex::default(), _slot: slot }))
+    fn new(export: &Export, found: (Handle, FileType), file: Descriptor, how: OpenHow, caller: Identity) -> Self {
+        let ((handle, file_type), closer) = (found, export.closing.closer().clone());
+        let file = Some(file);
+        Self(Arc::new(Opened { handle, file_type, file, how, caller, position: Mutex::default(), closer }))
+    }
+
+    /// Closes it here if this is the last clone. A lane may wait for a disk.
+    pub fn close(self, _: &Lane) {
+        drop(Arc::into_inner(self.0).and_then(|mut opened| opened.file.take()));
     }
 
     /// Its handle.
@@ -121,8 +152,8 @@ impl OpenFile {
         &self.0.handle
     }
 
-    pub(crate) fn descriptor(&self) -> &OwnedFd {
-        &self.0.file
+    pub(crate) fn descriptor(&self) -> Result<&OwnedFd, FsError> {
+        self.0.file()
     }
 
     pub(crate) fn is_read(&self) -> bool {
@@ -167,7 +198,8 @@ impl Fs {
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
-        Ok((OpenFile::new((handle.clone(), file_type), file, how, call.caller, slot), attr))
+        let file = Descriptor { file, _slot: slot };
+        Ok((OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller), attr))
     }
 
     /// Makes a regular file and opens it, also for what its mode forbids, or opens the one that there is unless `exclusive`.
@@ -189,7 +221,8 @@ impl Fs {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();
             let known = (found.handle.clone(), found.attr.file_type);
-            Ok((OpenFile::new(known, file, how, caller, slot), found))
+            let file = Descriptor { file, _slot: slot };
+            Ok((OpenFile::new(place.export, known, file, how, caller), found))
         })
     }
 
@@ -253,7 +286,7 @@ impl Fs {
         // The time of the last access.
         let _changing = self.attrs.changing(&opened.handle);
         let room = usize::try_from(FILE_SIZE_MAX.saturating_sub(offset)).unwrap_or(usize::MAX);
-        Ok(read_whole(&opened.file, offset, wanted.min(room), into)?)
+        Ok(read_whole(opened.file()?, offset, wanted.min(room), into)?)
     }
 
     /// Writes bytes, fewer than all if the medium got full on the way. Writes of one file happen one after the other.
@@ -274,8 +307,8 @@ impl Fs {
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > FILE_SIZE_MAX) {
             return Err(ErrorKind::TooBig.into());
         }
-        let _changing = self.attrs.changing(&opened.handle);
-        Ok(lane.as_caller(&opened.caller, || write_whole(&opened.file, offset, data))??)
+        let (file, _changing) = (opened.file()?, self.attrs.changing(&opened.handle));
+        Ok(lane.as_caller(&opened.caller, || write_whole(file, offset, data))??)
     }
 
     /// Changes attributes as [`Fs::setattr`] does, also of what has lost its last name. The length of a file that is open for writing
@@ -289,21 +322,22 @@ impl Fs {
     ) -> Result<(), FsError> {
         let OpenFile(opened) = file;
         check(to)?;
+        let opened_file = opened.file()?;
         let order = self.lock(&opened.handle);
         let mut rest = *to;
         match rest.size.take() {
-            Some(size) if opened.how.write => lane.as_caller(&opened.caller, || ftruncate(&opened.file, size))??,
+            Some(size) if opened.how.write => lane.as_caller(&opened.caller, || ftruncate(opened_file, size))??,
             Some(_) if opened.file_type == FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
             // By what is open: there may be no name any more.
             Some(size) => {
                 let call = self.begin(lane, credential, &opened.handle, true)?;
-                lane.as_caller(&call.caller, || permit(&opened.file, WRITE_BIT, &call.caller))??;
-                let file = self.reopen(&opened.file, OFlags::WRONLY)?;
+                lane.as_caller(&call.caller, || permit(opened_file, WRITE_BIT, &call.caller))??;
+                let file = self.reopen(opened_file, OFlags::WRONLY)?;
                 lane.as_caller(&call.caller, || ftruncate(&file, size))??;
             }
             None => {}
         }
-        self.set(lane, credential, &opened.handle, (&opened.file, opened.file_type), &rest)?;
+        self.set(lane, credential, &opened.handle, (opened_file, opened.file_type), &rest)?;
         drop(order);
         self.owe_names(lane, &opened.handle)
     }
@@ -311,7 +345,7 @@ impl Fs {
     /// The attributes of what is open.
     pub fn attr_open(&self, lane: &Lane, OpenFile(opened): &OpenFile) -> Result<Attr, FsError> {
         lane.check()?;
-        attr_of(self.export(&opened.handle)?, &opened.file)
+        attr_of(self.export(&opened.handle)?, opened.file()?)
     }
 
     /// Lists the entries of an open folder, as [`Fs::list`] does, from behind the one with this cookie; 0: from the start. True at
@@ -335,12 +369,13 @@ impl Fs {
             return Err(ErrorKind::BadCookie.into());
         }
         let export = self.export(&opened.handle)?;
+        let file = opened.file()?;
         // What lies above the root is not part of the export.
         let is_root = opened.handle == *export.root();
         let _changing = self.attrs.changing(&opened.handle);
         let _position = opened.position.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = lane.take_entries();
-        let listed = each_entry(&opened.file, cookie, &mut memory, &mut |raw| {
+        let listed = each_entry(file, cookie, &mut memory, &mut |raw| {
             let entry = Entry::of(raw);
             take(if is_root && entry.name == b".." { Entry { fileid: export.root_inode, ..entry } } else { entry })
         });
@@ -362,10 +397,75 @@ fn check_type(file_type: FileType, how: OpenHow) -> Result<(), FsError> {
 
 /// Brings what is open to the medium.
 pub(crate) fn sync_opened(OpenFile(opened): &OpenFile, data_only: bool) -> Result<(), FsError> {
-    let synced = if data_only { rustix::fs::fdatasync(&opened.file) } else { rustix::fs::fsync(&opened.file) };
+    let file = opened.file()?;
+    let synced = if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) };
     match synced {
         // The file system has no medium.
         Err(Errno::INVAL) => Ok(()),
         other => Ok(other?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Instant;
+
+    use super::*;
+    use crate::export::ExportOptions;
+    use crate::lanes::{LaneOptions, Lanes};
+    use crate::layer::FsOptions;
+    use crate::pool::Length;
+
+    /// Its drop hangs until the other end is dropped.
+    struct Hangs(Receiver<()>);
+
+    impl Drop for Hangs {
+        fn drop(&mut self) {
+            self.0.recv().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn an_open_file_is_closed_by_its_thread_wherever_it_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let mut fs = Fs::new(FsOptions::default()).unwrap();
+        let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+        let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+        let (fs, lanes) = (Arc::new(fs), Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap());
+        let (sender, opened) = channel();
+        let opens = Arc::clone(&fs);
+        lanes.submit(0, Length::Short, 0, move |lane| {
+            let root = opens.exports()[0].root().clone();
+            for _ in 0..5 {
+                sender.send(opens.open(lane, &Credential::unix(0, 0, &[]), &root, OpenHow::READ).unwrap().0).unwrap();
+            }
+        });
+        let files: Vec<OpenFile> = opened.iter().collect();
+        let (hang, hangs) = channel();
+        export.closing.closer().drop_there(Hangs(hangs));
+        let [one, result, queued, refused, last] = files.try_into().unwrap();
+        drop((one.clone(), one));
+        // The result of a request whose connection is gone.
+        drop(Box::new(result) as Box<dyn Any + Send>);
+        // A job that waits when the lanes end: the only one is busy.
+        let ((busy, is_busy), (go_on, waits)) = (channel(), channel::<()>());
+        lanes.submit(0, Length::Short, 0, move |_| {
+            busy.send(()).unwrap();
+            waits.recv().unwrap_err();
+        });
+        is_busy.recv().unwrap();
+        lanes.submit(0, Length::Short, 0, move |_| drop(queued));
+        lanes.close(Instant::now());
+        lanes.submit(0, Length::Short, 0, move |_| drop(refused));
+        drop(go_on);
+        assert_eq!(fs.counters().open_files, 5, "none is closed by the thread that dropped it");
+        drop(hang);
+        ksf_test::wait_until("all but the last are closed", || fs.counters().open_files == 1);
+        rustix::fs::fstat(last.descriptor().unwrap()).expect("it stays usable");
+        drop(last);
+        ksf_test::wait_until("the last one is closed", || fs.counters().open_files == 0);
     }
 }

@@ -117,7 +117,7 @@ impl Fs {
                 node = self.node(lane, handle)?;
                 node.descriptor.as_raw_fd()
             }
-            XattrOf::Open(file) => file.descriptor().as_raw_fd(),
+            XattrOf::Open(file) => file.descriptor()?.as_raw_fd(),
         };
         let handle = object.handle();
         let call = self.begin(lane, credential, handle, changes)?;
