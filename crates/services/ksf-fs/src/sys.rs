@@ -107,6 +107,27 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     checked(done).map(|_| stat.cached)
 }
 
+/// Has the kernel refuse cachestat(2) to this thread, as a sandbox or an older kernel does.
+#[cfg(test)]
+pub(crate) fn refuse_cachestat(errno: Errno) {
+    let statement = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let refuse = libc::SECCOMP_RET_ERRNO | errno.raw_os_error() as u32;
+    // Load the number of the system call, refuse this one, allow the rest (seccomp(2)).
+    let filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, SYS_CACHESTAT as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, refuse),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: prctl copies the program, which lives until it returns, and writes nothing to it.
+    let installed = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    assert!(installed, "{}", std::io::Error::last_os_error());
+}
+
 /// What the kernel calls an inode: a type and bytes that only its file system reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelHandle {

@@ -290,6 +290,11 @@ fn changes_access_time(access_times: AccessTimes, attr: &Attr, now: Duration) ->
 mod tests {
     use super::*;
     use crate::attr::Time;
+    use crate::export::ExportOptions;
+    use crate::lane::Lane;
+    use crate::lanes::LaneOptions;
+    use crate::layer::FsOptions;
+    use crate::ops::OpenHow;
 
     #[test]
     fn a_read_changes_the_access_time_as_the_mount_says() {
@@ -324,6 +329,34 @@ mod tests {
             let changes = |how| changes_access_time(how, &attr(atime, mtime, ctime), Duration::from_secs(now as u64));
             assert!(!changes(AccessTimes::Never) && changes(AccessTimes::Always));
             assert_eq!(changes(AccessTimes::AfterChanges), after_changes, "{atime} {mtime} {ctime} {now}");
+        }
+    }
+    #[test]
+    fn reads_go_to_a_lane_where_the_kernel_refuses_cachestat() {
+        for errno in [Errno::PERM, Errno::NOSYS] {
+            let test = move || {
+                let folder = tempfile::tempdir().unwrap();
+                let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+                std::fs::create_dir(&data).unwrap();
+                std::fs::write(data.join("file"), "text").unwrap();
+                let mut fs = Fs::new(FsOptions::default()).unwrap();
+                let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+                let (lanes, mut lane) =
+                    (Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap(), Lane::attach().unwrap());
+                sys::refuse_cachestat(errno);
+                let caller = Credential::unix(0, 0, &[]);
+                let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
+                let (file, attr) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
+                assert_eq!(sys::cached_pages(file.descriptor().unwrap(), 0, 4), Err(errno));
+                let (mut turn, mut share, mut into) = (WarmTurn::default(), WarmShare::default(), Vec::new());
+                let mut warm = fs.warm(&lanes, &mut turn, &mut share);
+                assert_eq!((warm.read_open(&file, 0, 4, &mut into), into.len()), (None, 0));
+                assert_eq!(warm.getattr(&found.handle), export.is_warm().then_some(attr), "other calls do not need it");
+                assert_eq!(fs.read_open(&lane, &file, 0, 4, &mut into), Ok(4));
+                assert_eq!(into, b"text");
+            };
+            // The filter stays with its thread.
+            std::thread::spawn(test).join().unwrap();
         }
     }
 }
