@@ -43,8 +43,6 @@ enum State {
     /// A request that is under way will make it.
     Reserved,
     Walked(Arc<Node>),
-    /// A request that is under way will open it.
-    Opening(Arc<Node>),
     Open(Arc<Node>, OpenFile),
     /// The value of an extended attribute, or their names.
     Value(Arc<[u8]>),
@@ -122,7 +120,7 @@ impl Fids {
     pub(crate) fn node(&self, fid: u32) -> Result<&Arc<Node>, Errno> {
         match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved | State::Value(_) | State::Setting(_) => Err(Errno::BADF),
-            State::Walked(node) | State::Opening(node) | State::Open(node, _) => Ok(node),
+            State::Walked(node) | State::Open(node, _) => Ok(node),
         }
     }
 
@@ -147,16 +145,8 @@ impl Fids {
         match &found.state {
             State::Reserved | State::Value(_) | State::Setting(_) => Err(Errno::BADF),
             State::Walked(node) => Ok((FidId { fid, number: found.number }, node)),
-            State::Opening(_) | State::Open(..) => Err(Errno::INVAL),
+            State::Open(..) => Err(Errno::INVAL),
         }
-    }
-
-    /// A request will open what this fid names.
-    pub(crate) fn begin_open(&mut self, fid: u32) -> Result<(FidId, Arc<Node>), Errno> {
-        let (id, node) = self.closed(fid)?;
-        let node = Arc::clone(node);
-        self.set(id, State::Opening(Arc::clone(&node)));
-        Ok((id, node))
     }
 
     /// An open file of this object, under whichever fid.
@@ -187,8 +177,10 @@ impl Fids {
             _ => return Err(Errno::INVAL),
         };
         let setting = Setting { node: Arc::clone(node), name: name.into(), size, value: Vec::new(), how };
-        self.value_bytes += size;
-        self.set(id, State::Setting(setting));
+        if let Some(fid) = self.found(id) {
+            fid.state = State::Setting(setting);
+            self.value_bytes += size;
+        }
         Ok(())
     }
 
@@ -215,7 +207,7 @@ impl Fids {
         }
         match self.fids.remove(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved => Err(Errno::BADF),
-            State::Walked(node) | State::Opening(node) => Ok(Removed::File(node, None)),
+            State::Walked(node) => Ok(Removed::File(node, None)),
             State::Open(node, file) => Ok(Removed::File(node, Some(file))),
             State::Value(value) => {
                 self.value_bytes -= value.len();
@@ -228,60 +220,52 @@ impl Fids {
         }
     }
 
-    /// Gives all back: what was open of them.
-    pub(crate) fn clear(&mut self) -> Vec<OpenFile> {
-        let fids = std::mem::take(&mut self.fids);
+    /// Gives all back.
+    pub(crate) fn clear(&mut self) {
+        self.fids.clear();
         self.value_bytes = 0;
-        fids.into_values()
-            .filter_map(|fid| if let State::Open(_, file) = fid.state { Some(file) } else { None })
-            .collect()
     }
 
-    /// Does what a request that ended has found, unless the fid was given back meanwhile. Returns what is to be closed.
-    pub(crate) fn apply(&mut self, change: Change) -> Option<OpenFile> {
+    /// Applies the result of a request, unless its fid was given back meanwhile.
+    pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Found(id, node) => {
-                self.set(id, State::Walked(node));
+                if let Some(Fid { state: state @ (State::Reserved | State::Walked(_)), .. }) = self.found(id) {
+                    *state = State::Walked(node);
+                }
             }
             Change::Free(id) => {
-                if self.fids.get(&id.fid).is_some_and(|fid| fid.number == id.number) {
+                if let Some(Fid { state: State::Reserved, .. }) = self.found(id) {
                     self.fids.remove(&id.fid);
                 }
             }
-            Change::Opened(id, node, file) => {
-                if !self.is_there(id) {
-                    return Some(file);
+            Change::Opened(id, created, file) => {
+                // A rename may have moved the node of the request.
+                if let Some(Fid { state, .. }) = self.found(id)
+                    && let State::Walked(node) = state
+                {
+                    *state = State::Open(created.unwrap_or_else(|| Arc::clone(node)), file);
                 }
-                self.set(id, State::Open(node, file));
-            }
-            Change::NotOpened(id, node) => {
-                self.set(id, State::Walked(node));
             }
             Change::Value(id, value) => {
-                if self.is_there(id) {
-                    self.value_bytes += value.len();
-                    self.set(id, State::Value(value));
+                if let Some(Fid { state: state @ State::Reserved, .. }) = self.found(id) {
+                    let bytes = value.len();
+                    *state = State::Value(value);
+                    self.value_bytes += bytes;
                 }
             }
             Change::Moved(from, to) => self.follow(&from, &to),
         }
-        None
     }
 
-    fn is_there(&self, id: FidId) -> bool {
-        self.fids.get(&id.fid).is_some_and(|fid| fid.number == id.number)
-    }
-
-    fn set(&mut self, id: FidId, state: State) {
-        if let Some(fid) = self.fids.get_mut(&id.fid).filter(|fid| fid.number == id.number) {
-            fid.state = state;
-        }
+    fn found(&mut self, id: FidId) -> Option<&mut Fid> {
+        self.fids.get_mut(&id.fid).filter(|fid| fid.number == id.number)
     }
 
     /// A name was moved: what was found under it has the new one.
     fn follow(&mut self, from: &Place, to: &Place) {
         for fid in self.fids.values_mut() {
-            let (State::Walked(node) | State::Opening(node) | State::Open(node, _)) = &mut fid.state else { continue };
+            let (State::Walked(node) | State::Open(node, _)) = &mut fid.state else { continue };
             if node.place.as_ref() == Some(from) {
                 let (handle, caller) = (node.handle.clone(), Arc::clone(&node.caller));
                 *node = Arc::new(Node { handle, caller, place: Some(to.clone()) });
@@ -297,19 +281,10 @@ pub(crate) enum Change {
     Found(FidId, Arc<Node>),
     /// There was nothing to be found for it.
     Free(FidId),
-    /// The fid names this, and it is open.
-    Opened(FidId, Arc<Node>, OpenFile),
-    /// It could not be opened.
-    NotOpened(FidId, Arc<Node>),
+    /// The fid is open, and names this if it was created.
+    Opened(FidId, Option<Arc<Node>>, OpenFile),
     /// The fid is that of a value.
     Value(FidId, Arc<[u8]>),
     /// What had the first name has the second.
     Moved(Place, Place),
-}
-
-impl Change {
-    /// What it opened.
-    pub(crate) fn into_file(self) -> Option<OpenFile> {
-        if let Self::Opened(_, _, file) = self { Some(file) } else { None }
-    }
 }

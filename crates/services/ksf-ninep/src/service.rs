@@ -1,6 +1,7 @@
 //! The service: from a message to a lane and back.
 
 use std::any::Any;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, Length, LockRange, OpenFile, Owed, Sender, WarmTurn};
+use ksf_fs::{Credential, Lane, Lanes, LockRange, Owed, Sender, WarmTurn};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -18,7 +19,7 @@ use ksf_proto::p9::{
 
 use crate::fids::{Change, FID_BYTES, Node, Removed};
 use crate::server::{Core, MSIZE_MIN};
-use crate::session::Session;
+use crate::session::{Asked, Held, Session};
 use crate::wire::{how_of, lock_kind_of, set_attr_of};
 use crate::work::{Answer, Done, Work, put_error};
 use rustix::io::Errno;
@@ -103,51 +104,19 @@ impl Service for NinepService {
             Err(P9Error::Kind { .. }) => Err(Errno::OPNOTSUPP),
             Err(_) => Err(Errno::PROTO),
         };
-        let next = request.and_then(|request| {
-            // A fid takes memory for as long as the client wants.
-            if reply.session_room() < FID_BYTES && matches!(kind, TATTACH | TWALK | TXATTRWALK) {
-                return Err(Errno::NOMEM);
-            }
-            self.begin(session, tag, request, message, reply)
-        });
-        match next {
-            Ok(Next::Answered) => self.core.counters.answered(kind, true, started.elapsed()),
-            Ok(Next::Lane(work)) => {
-                if let Some(done) = work.at_once(self.core.fs.warm(&self.lanes, turn, &mut session.share), tag) {
-                    self.core.fs.count_warm();
-                    return self.finish(session, (kind, tag), started, done, reply);
-                }
-                let job = self.job(session, (kind, tag), started, self.reply_bytes_of(session, message.bytes()), reply);
-                job.submit(&self.lanes, work);
-            }
-            Ok(Next::Attach(caller, work)) => {
-                let job = self.job(session, (kind, tag), started, FIXED_BYTES, reply);
-                let (handle, lanes) = (work.handle().clone(), Arc::clone(&self.lanes));
-                self.core.fs.look_up_groups(*caller, &handle, move |caller| match (caller, work) {
-                    (Ok(caller), Work::Attach { id, root, names, .. }) => {
-                        job.submit(&lanes, Work::Attach { id, caller: Arc::new(caller), root, names });
-                    }
-                    (caller, work) => {
-                        let errno = caller.err().map_or(Errno::IO, Errno::from);
-                        let undo = work.undo();
-                        job.end(Done { answer: Answer::Error(errno), change: undo });
-                    }
-                });
-            }
-            Err(errno) => {
-                self.core.counters.answered(kind, false, started.elapsed());
-                reply.message(|out| put_error(tag, errno, out));
-            }
-        }
+        let asked = Asked { kind, tag, session: session.number(), started };
+        let keep = |range| message.keep_part(range);
+        self.serve(turn, session, asked, request, &Input { bytes: message.bytes(), keep: &keep }, reply);
     }
 
-    fn resume(&self, _: &mut WarmTurn, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
+    fn resume(&self, turn: &mut WarmTurn, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
+        let state = match state.downcast::<Held>() {
+            Ok(held) => return self.serve_held(turn, session, *held, reply),
+            Err(state) => state,
+        };
         let Ok(ended) = state.downcast::<Ended>() else { return reply.close() };
-        let Ended { kind, tag, session: number, started, done: Done { answer, change }, unnamed } = *ended;
-        if number != session.number() {
-            if let Some(file) = change.and_then(|change| change.into_file()) {
-                self.close_files(vec![file]);
-            }
+        let Ended { asked, done: Done { answer, change }, unnamed } = *ended;
+        if asked.session != session.number() {
             return;
         }
         // What has no name any more is known by what is open of it, under whichever fid.
@@ -155,19 +124,11 @@ impl Service for NinepService {
             && let Some(file) = session.fids.open_of(work.handle())
         {
             let work = work.with_open(file.clone());
-            let core = Arc::clone(&self.core);
-            let job = Job { core, way: reply.defer_for(FIXED_BYTES), kind, tag, session: number, started };
+            let job = Job { core: Arc::clone(&self.core), way: reply.defer_for(FIXED_BYTES), asked };
             return job.submit(&self.lanes, work);
         }
-        self.finish(session, (kind, tag), started, Done { answer, change }, reply);
-        // Behind the reply, and before those to whatever is read next: their tags are free now.
-        for (flush, way) in session.end(tag) {
-            way.no_reply();
-            if reply.message(|out| (Reply::Flush {}).put(flush, out)).is_err() {
-                // It always fits.
-                reply.close();
-            }
-        }
+        self.finish(session, asked, Done { answer, change }, reply);
+        self.end(session, asked.tag, reply);
     }
 
     fn reply_bytes(&self, _: &mut WarmTurn, session: &mut Session, message: &[u8]) -> usize {
@@ -179,7 +140,7 @@ impl Service for NinepService {
     }
 
     fn close(&self, _: &mut WarmTurn, mut session: Session) {
-        self.close_files(session.restart(0));
+        session.restart(0);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -193,7 +154,7 @@ impl NinepService {
         let is_known = version == VERSION;
         let is_fine = is_known && msize >= MSIZE_MIN;
         let msize = msize.min(self.core.msize_max);
-        self.close_files(session.restart(if is_fine { msize } else { 0 }));
+        session.restart(if is_fine { msize } else { 0 });
         let answer = Reply::Version { msize, version: if is_known { VERSION } else { UNKNOWN_VERSION } };
         reply.message(|out| {
             if is_known && !is_fine || answer.put(tag, out).is_err() {
@@ -203,15 +164,110 @@ impl NinepService {
         is_fine
     }
 
-    /// Answers a request that was carried out.
-    fn finish(
+    /// Begins a request. True: it is answered.
+    fn serve(
         &self,
+        turn: &mut WarmTurn,
         session: &mut Session,
-        (kind, tag): (u8, u16),
-        started: Instant,
-        Done { answer, change }: Done,
+        asked: Asked,
+        request: Result<Request<'_>, Errno>,
+        input: &Input<'_>,
         reply: &mut Replies<'_>,
-    ) {
+    ) -> bool {
+        let Asked { kind, tag, started, .. } = asked;
+        let changed = request.as_ref().ok().and_then(changed_fid);
+        if let Some(fid) = changed {
+            let held = || Held { asked, message: (input.keep)(0..input.bytes.len()) };
+            if session.hold(fid, tag, || (held(), reply.defer_for(FIXED_BYTES))) {
+                return false;
+            }
+        }
+        let next = request.and_then(|request| {
+            // A fid takes memory for as long as the client wants.
+            if reply.session_room() < FID_BYTES && matches!(kind, TATTACH | TWALK | TXATTRWALK) {
+                return Err(Errno::NOMEM);
+            }
+            self.begin(session, tag, request, input, reply)
+        });
+        // `changed` stays so until the end of a request that changes it then.
+        let (is_answered, changes) = match next {
+            Ok(Next::Answered) => {
+                self.core.counters.answered(kind, true, started.elapsed());
+                (true, None)
+            }
+            Ok(Next::Lane(work)) => match work.at_once(self.core.fs.warm(&self.lanes, turn, &mut session.share), tag) {
+                Some(done) => {
+                    self.core.fs.count_warm();
+                    self.finish(session, asked, done, reply);
+                    (true, None)
+                }
+                None => {
+                    let changes = changed.filter(|_| work.changes_fid());
+                    let bytes = self.reply_bytes_of(session, input.bytes);
+                    self.job(session, asked, changes, reply.defer_for(bytes)).submit(&self.lanes, work);
+                    (false, changes)
+                }
+            },
+            Ok(Next::Attach(caller, work)) => {
+                let job = self.job(session, asked, changed, reply.defer_for(FIXED_BYTES));
+                let (handle, lanes) = (work.handle().clone(), Arc::clone(&self.lanes));
+                self.core.fs.look_up_groups(*caller, &handle, move |caller| match (caller, work) {
+                    (Ok(caller), Work::Attach { id, root, names, .. }) => {
+                        job.submit(&lanes, Work::Attach { id, caller: Arc::new(caller), root, names });
+                    }
+                    (caller, work) => {
+                        let errno = caller.err().map_or(Errno::IO, Errno::from);
+                        let undo = work.undo();
+                        job.end(Done { answer: Answer::Error(errno), change: undo });
+                    }
+                });
+                (false, changed)
+            }
+            Err(errno) => {
+                self.core.counters.answered(kind, false, started.elapsed());
+                reply.message(|out| put_error(tag, errno, out));
+                (true, None)
+            }
+        };
+        if let (Some(fid), None) = (changed, changes) {
+            session.changed(fid, tag);
+        }
+        is_answered
+    }
+
+    fn job(&self, session: &mut Session, asked: Asked, changes: Option<u32>, way: Deferred) -> Job {
+        session.begin(asked.tag, changes);
+        Job { core: Arc::clone(&self.core), way, asked }
+    }
+
+    /// Begins a request that has waited for others of its fid.
+    fn serve_held(&self, turn: &mut WarmTurn, session: &mut Session, held: Held, reply: &mut Replies<'_>) {
+        let Held { asked, message } = held;
+        if asked.session != session.number() {
+            return;
+        }
+        let Ok((_, request)) = Request::parse(&message) else { return reply.close() };
+        let keep = |range| message.slice(range);
+        if self.serve(turn, session, asked, Ok(request), &Input { bytes: &message, keep: &keep }, reply) {
+            self.end(session, asked.tag, reply);
+        }
+    }
+
+    /// An outstanding request was answered.
+    fn end(&self, session: &mut Session, tag: u16, reply: &mut Replies<'_>) {
+        // Behind the reply, and before those to whatever is read next: their tags are free now.
+        for (flush, way) in session.end(tag) {
+            way.no_reply();
+            if reply.message(|out| (Reply::Flush {}).put(flush, out)).is_err() {
+                // It always fits.
+                reply.close();
+            }
+        }
+    }
+
+    /// Answers a request that was carried out.
+    fn finish(&self, session: &mut Session, asked: Asked, Done { answer, change }: Done, reply: &mut Replies<'_>) {
+        let Asked { kind, tag, started, .. } = asked;
         // A value is kept for as long as the client wants.
         let (answer, change) = match change {
             Some(Change::Value(id, value)) if reply.session_room() < value.len() => {
@@ -219,8 +275,8 @@ impl NinepService {
             }
             change => (answer, change),
         };
-        if let Some(file) = session.apply(change) {
-            self.close_files(vec![file]);
+        if let Some(change) = change {
+            session.fids.apply(change);
         }
         self.core.counters.answered(kind, !matches!(answer, Answer::Error(_)), started.elapsed());
         match answer {
@@ -232,27 +288,6 @@ impl NinepService {
             }
             Answer::Error(errno) => reply.message(|out| put_error(tag, errno, out)),
         }
-    }
-
-    /// Closes files where that may wait.
-    fn close_files(&self, files: Vec<OpenFile>) {
-        if let Some(first) = files.first() {
-            let share = self.core.fs.share_of(first.handle());
-            self.lanes.submit(share, Length::Long, 0, move |_| drop(files));
-        }
-    }
-
-    fn job(
-        &self,
-        session: &mut Session,
-        (kind, tag): (u8, u16),
-        started: Instant,
-        reply_bytes: usize,
-        reply: &mut Replies<'_>,
-    ) -> Job {
-        session.begin(tag);
-        let (core, way) = (Arc::clone(&self.core), reply.defer_for(reply_bytes));
-        Job { core, way, kind, tag, session: session.number(), started }
     }
 
     /// Most bytes that the reply to a message may have.
@@ -274,7 +309,7 @@ impl NinepService {
         session: &mut Session,
         tag: u16,
         request: Request<'_>,
-        message: &Message<'_>,
+        input: &Input<'_>,
         reply: &mut Replies<'_>,
     ) -> Result<Next, Errno> {
         let msize = session.msize;
@@ -315,12 +350,14 @@ impl NinepService {
                 Work::Walk { id, from, names: names.iter().map(Box::from).collect(), in_place: fid == newfid }
             }
             Request::Lopen { fid, flags } => {
-                let (id, node) = fids.begin_open(fid)?;
+                let (id, node) = fids.closed(fid)?;
+                let node = shared(node);
                 let directory = flags & open_flag::DIRECTORY != 0;
                 Work::Open { id, node, how: how_of(flags), directory, iounit }
             }
             Request::Lcreate { fid, name, flags, mode, gid } => {
-                let (id, dir) = fids.begin_open(fid)?;
+                let (id, dir) = fids.closed(fid)?;
+                let dir = shared(dir);
                 let exclusive = flags & open_flag::EXCLUSIVE != 0;
                 Work::Create { id, dir, name: name.into(), mode, exclusive, gid, how: how_of(flags), iounit }
             }
@@ -359,8 +396,8 @@ impl NinepService {
                 }
                 let file = fids.open(fid)?.clone();
                 // They are the end of the message.
-                let end = message.bytes().len();
-                Work::Write { file, offset, data: message.keep_part(end - data.0.len()..end) }
+                let end = input.bytes.len();
+                Work::Write { file, offset, data: (input.keep)(end - data.0.len()..end) }
             }
             Request::Setattr { fid, to } => {
                 let (node, open) = fids.both(fid)?;
@@ -455,6 +492,23 @@ impl NinepService {
     }
 }
 
+/// The fid that a request makes, changes or gives back, or whose name it needs. Such requests of one fid run in their order.
+fn changed_fid(request: &Request<'_>) -> Option<u32> {
+    match request {
+        Request::Walk { fid, newfid, names } if fid == newfid && names.is_empty() => None,
+        Request::Walk { newfid: fid, .. }
+        | Request::Xattrwalk { newfid: fid, .. }
+        | Request::Attach { fid, .. }
+        | Request::Lopen { fid, .. }
+        | Request::Lcreate { fid, .. }
+        | Request::Xattrcreate { fid, .. }
+        | Request::Rename { fid, .. }
+        | Request::Clunk { fid }
+        | Request::Remove { fid } => Some(*fid),
+        _ => None,
+    }
+}
+
 /// Data that a reply of at most `msize` bytes has room for.
 fn data_bytes(msize: u32, count: u32) -> u32 {
     count.min(msize.saturating_sub(READ_HEAD_BYTES as u32))
@@ -465,22 +519,23 @@ fn say(reply: &mut Replies<'_>, tag: u16, answer: Reply<'_>) -> Result<(), Errno
     reply.message(|out| answer.put(tag, out)).map_err(|_| Errno::IO)
 }
 
+/// A message as it was received.
+struct Input<'a> {
+    bytes: &'a [u8],
+    /// Keeps a part of it.
+    keep: &'a dyn Fn(Range<usize>) -> Chunk,
+}
+
 /// A request that a lane carries out, and the way back.
 struct Job {
     core: Arc<Core>,
     way: Deferred,
-    kind: u8,
-    tag: u16,
-    session: u64,
-    started: Instant,
+    asked: Asked,
 }
 
 /// A request that was carried out, on its way back.
 struct Ended {
-    kind: u8,
-    tag: u16,
-    session: u64,
-    started: Instant,
+    asked: Asked,
     done: Done,
     /// The request, if it was about attributes and went by the handle.
     unnamed: Option<Work>,
@@ -500,7 +555,7 @@ impl Job {
             work => (None, work.undo()),
         };
         let unnamed = work.by_handle();
-        let (done, owed) = lane.owing(|lane| work.run(&fs, lane, self.tag));
+        let (done, owed) = lane.owing(|lane| work.run(&fs, lane, self.asked.tag));
         lane.settle(&fs, synced.unwrap_or(owed), size_of::<Self>(), move |_, settled| match settled {
             Ok(()) => self.end_with(done, unnamed),
             Err(error) => self.end(Done { answer: Answer::Error(error.into()), change: undo }),
@@ -512,7 +567,7 @@ impl Job {
     }
 
     fn end_with(self, done: Done, unnamed: Option<Work>) {
-        let Self { core: _, way, kind, tag, session, started } = self;
-        way.resume(Ended { kind, tag, session, started, done, unnamed });
+        let Self { core: _, way, asked } = self;
+        way.resume(Ended { asked, done, unnamed });
     }
 }

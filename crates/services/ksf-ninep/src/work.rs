@@ -287,10 +287,21 @@ impl Work {
             Self::Attach { id, .. } | Self::Xattrwalk { id, .. } | Self::Walk { id, in_place: false, .. } => {
                 Some(Change::Free(*id))
             }
-            Self::Open { id, node, .. } => Some(Change::NotOpened(*id, Arc::clone(node))),
-            Self::Create { id, dir, .. } => Some(Change::NotOpened(*id, Arc::clone(dir))),
             _ => None,
         }
+    }
+
+    /// True if the request changes a fid, or its name, when it ends.
+    pub(crate) fn changes_fid(&self) -> bool {
+        matches!(
+            self,
+            Self::Attach { .. }
+                | Self::Walk { .. }
+                | Self::Open { .. }
+                | Self::Create { .. }
+                | Self::Rename { .. }
+                | Self::Xattrwalk { .. }
+        )
     }
 
     /// Executes the request on the shard; `None` if it needs a lane.
@@ -347,7 +358,7 @@ impl Work {
                     return Err(Errno::NOTDIR);
                 }
                 let reply = Reply::Lopen { qid: qid_of(&attr), iounit };
-                Done::message(tag, reply, Some(Change::Opened(id, node, file)))
+                Done::message(tag, reply, Some(Change::Opened(id, None, file)))
             }
             Self::Create { id, dir, name, mode, exclusive, gid, how, iounit } => {
                 let caller = dir.caller.with_group(gid);
@@ -356,7 +367,7 @@ impl Work {
                 let reply = Reply::Lcreate { qid: qid_of(&found.attr), iounit };
                 let place = Some(Place { dir: dir.handle.clone(), name });
                 let node = Node { handle: found.handle, caller: Arc::clone(&dir.caller), place };
-                Done::message(tag, reply, Some(Change::Opened(id, Arc::new(node), file)))
+                Done::message(tag, reply, Some(Change::Opened(id, Some(Arc::new(node)), file)))
             }
             Self::Read { file, offset, count } => {
                 let mut data = Vec::new();

@@ -5,4 +5,5 @@ mod in_flight;
 mod large_folder;
 mod messages;
 mod model;
+mod pairs;
 mod session;

@@ -8,6 +8,7 @@ use crate::common::{Client, Place, ROOT, Serving};
 use ksf_proto::p9::{Header, NO_TAG, Names, Reply, Request, VERSION};
 
 const RLERROR: u8 = 7;
+const RLOPEN: u8 = 13;
 const RGETATTR: u8 = 25;
 const RVERSION: u8 = 101;
 const RFLUSH: u8 = 109;
@@ -145,26 +146,54 @@ fn a_fid_is_what_requests_before_have_made_of_it() {
     send_together(&mut client, &[(1, read(70_000)), (2, Request::Clunk { fid: 1 }), (3, stat(1))]);
     let answers: HashMap<u16, u8> = (0..3).map(|_| client.next()).collect();
     assert_eq!(answers, HashMap::from([(1, RREAD), (2, RCLUNK), (3, RLERROR)]));
-    // A fid that is not made yet is none, and its number is taken. The shard leaves walks by a dot to a lane.
+    // A fid that is not made yet is none, and its number is taken; what opens it or gives it back waits. The shard leaves walks by a
+    // dot to a lane.
     let mut buffer = Vec::new();
     let names = Names::of(&[b".", b"file"], &mut buffer).unwrap();
     let walk = Request::Walk { fid: ROOT, newfid: 5, names };
-    send_together(&mut client, &[(1, walk), (2, stat(5)), (3, walk), (4, Request::Clunk { fid: 5 })]);
-    let answers: HashMap<u16, u8> = (0..4).map(|_| client.next()).collect();
-    assert_eq!(answers, HashMap::from([(1, RWALK), (2, RLERROR), (3, RLERROR), (4, RLERROR)]));
+    let (open, clunk) = (Request::Lopen { fid: 5, flags: 0 }, Request::Clunk { fid: 5 });
+    send_together(&mut client, &[(1, walk), (2, stat(5)), (3, walk), (4, open), (5, clunk), (6, walk)]);
+    let answers: HashMap<u16, u8> = (0..6).map(|_| client.next()).collect();
+    let made = [(1, RWALK), (2, RLERROR), (3, RLERROR), (4, RLOPEN), (5, RCLUNK), (6, RWALK)];
+    assert_eq!(answers, HashMap::from(made));
     // One that is given back while it is opened stays away.
     send_together(&mut client, &[(1, Request::Lopen { fid: 5, flags: 0 }), (2, Request::Clunk { fid: 5 })]);
     let answers: HashMap<u16, u8> = (0..2).map(|_| client.next()).collect();
-    assert_eq!(answers, HashMap::from([(1, 13), (2, RCLUNK)]));
+    assert_eq!(answers, HashMap::from([(1, RLOPEN), (2, RCLUNK)]));
     assert_eq!(client.stat(5), Err(libc::EBADF));
     // And does not become the next fid of its number.
     client.walk(ROOT, 5, "file").unwrap();
     let clone = Request::Walk { fid: ROOT, newfid: 5, names: Names::default() };
     send_together(&mut client, &[(1, Request::Lopen { fid: 5, flags: 0 }), (2, Request::Clunk { fid: 5 }), (3, clone)]);
     let answers: HashMap<u16, u8> = (0..3).map(|_| client.next()).collect();
-    assert_eq!(answers, HashMap::from([(1, 13), (2, RCLUNK), (3, RWALK)]));
+    assert_eq!(answers, HashMap::from([(1, RLOPEN), (2, RCLUNK), (3, RWALK)]));
     assert_eq!(client.read(5, 0, 10), Err(libc::EBADF), "it is not open");
     client.does(Request::Lopen { fid: 5, flags: 0 }).unwrap();
+    serving.stop();
+}
+
+/// The walk takes a lane many steps, so the others come while it is in progress.
+#[test]
+fn requests_that_wait_for_a_walk_of_their_fid_are_flushed_and_end_as_others() {
+    let (_place, serving, mut client) = with_file(100);
+    let mut buffer = Vec::new();
+    let names = Names::of(&[b".".as_slice(); 16], &mut buffer).unwrap();
+    let clone = Request::Walk { fid: ROOT, newfid: 2, names: Names::default() };
+    let walk = Request::Walk { fid: 2, newfid: 2, names };
+    let open = Request::Lopen { fid: 2, flags: 0 };
+    for _ in 0..20 {
+        let requests = [(1, clone), (2, walk), (3, open), (4, Request::Flush { oldtag: 3 }), (5, walk)];
+        send_together(&mut client, &requests);
+        let answers: Vec<(u16, u8)> = requests.iter().map(|_| client.next()).collect();
+        assert_eq!(answers, [(1, RWALK), (2, RWALK), (3, RLOPEN), (4, RFLUSH), (5, RLERROR)]);
+        // What waits does not outlive its session.
+        let version = Request::Version { msize: 8192, version: VERSION };
+        send_together(&mut client, &[(2, Request::Clunk { fid: 2 }), (1, clone)]);
+        assert_eq!([client.next().0, client.next().0].iter().sum::<u16>(), 3);
+        send_together(&mut client, &[(2, walk), (3, open), (NO_TAG, version)]);
+        while client.next() != (NO_TAG, RVERSION) {}
+        client.attach(ROOT, 0, b"").unwrap();
+    }
     serving.stop();
 }
 
@@ -172,9 +201,10 @@ fn a_fid_is_what_requests_before_have_made_of_it() {
 fn what_is_no_request_is_answered_or_ends_the_connection() {
     let (_place, serving, mut other) = with_file(100);
     let message = |size: u32, rest: &[u8]| [&size.to_le_bytes(), rest].concat();
-    for (bytes, errno) in [
-        // R-messages, types that there are not, a cut and a longer Tclunk.
-        (message(7, &[RREAD, 5, 0]), libc::EOPNOTSUPP),
+    let replies = Request::KINDS.iter().map(|(kind, _)| (message(7, &[kind + 1, 5, 0]), libc::EOPNOTSUPP));
+    let others = [
+        // Rlerror, types that there are not, a cut and a longer Tclunk.
+        (message(7, &[RLERROR, 5, 0]), libc::EOPNOTSUPP),
         (message(7, &[0, 5, 0]), libc::EOPNOTSUPP),
         (message(7, &[6, 5, 0]), libc::EOPNOTSUPP),
         (message(7, &[255, 5, 0]), libc::EOPNOTSUPP),
@@ -183,7 +213,8 @@ fn what_is_no_request_is_answered_or_ends_the_connection() {
         // A string, and data, that are longer than the message.
         (message(17, &[72, 5, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 0]), libc::EPROTO),
         (message(23, &[118, 5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255]), libc::EPROTO),
-    ] {
+    ];
+    for (bytes, errno) in replies.chain(others) {
         let mut client = serving.client();
         client.0.write_all(&bytes).unwrap();
         let answer = client.receive().unwrap();
