@@ -5,9 +5,9 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::common::tree::tree;
 use crate::common::{Client, Place, ROOT, Serving};
 use ksf_proto::p9::{Data, Names, Reply, Request, SetStat, open_flag, set_bit};
+use ksf_test::files::tree;
 
 /// The fid of the pair.
 const FID: u32 = 1;
