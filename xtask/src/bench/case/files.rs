@@ -119,8 +119,8 @@ const fn ninep(name: &'static str, title: &'static str, load: &'static FileLoad,
     Case { row: Row::Ninep, contestants: NINEP_SERVERS, ..nfs(name, title, load, tags) }
 }
 
-/// Messages that diod does not take. nfs-ganesha 4.3 makes each reply in 70,000 bytes of its stack, whatever `_9P_TCP_Msize` says, and
-/// crashes at a larger one.
+/// Messages that diod does not take. nfs-ganesha 4.3 ends at the first such read, whatever `_9P_TCP_Msize` says: probably its buffer for
+/// replies is shorter.
 const fn large_ninep(name: &'static str, title: &'static str, load: &'static FileLoad) -> Case {
     Case { contestants: &[Ninep], ..ninep(name, title, load, [1, 4]) }
 }
