@@ -458,3 +458,18 @@ fn silent_connections_of_a_stranger_keep_nobody_out() {
     });
     still_serves(&holder);
 }
+
+/// A user may have many user ids (subuid(5)).
+#[test]
+fn silent_connections_of_many_strangers_keep_nobody_out() {
+    let Some((holder, _library)) = begin() else { return };
+    let own: Vec<_> = (0..2).map(|_| connect(holder.name())).collect();
+    let strangers: Vec<_> = (0..64).map(|at| as_user(STRANGER + at, || connect(holder.name()))).collect();
+    still_serves(&holder);
+    let hello = Request::Hello { version: VERSION, token: holder.token(), pid: std::process::id(), begins: 0 };
+    for socket in &own {
+        let answer = ask(socket.as_fd(), &hello.encode(), &[]);
+        assert!(matches!(answer, Some((Answer::Done { .. }, _))), "{answer:?}");
+    }
+    drop(strangers);
+}

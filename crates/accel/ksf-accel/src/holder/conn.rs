@@ -1,5 +1,6 @@
 //! The holder's socket and its connections: one request, one answer, nothing ever waited for.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,7 +22,7 @@ const CONNS_MAX: usize = 4096;
 /// Connections that have not said Hello. It is the first thing that is said, so older ones are not of the library.
 ///
 /// Every process of this network namespace can connect. Beyond a limit the user with the most connections loses its oldest:
-/// what one user opens keeps no other out.
+/// what one user opens keeps no other out. Strangers are one user.
 const UNAUTHENTICATED_MAX: usize = 32;
 
 /// Where the program finds its holder: a listening socket in the abstract namespace, and the secret.
@@ -173,18 +174,21 @@ impl Holder {
         }
     }
 
-    /// Hangs up on one of the selected connections: the oldest of the user with the most, of equal users of one that is
-    /// not trusted. False: none is selected.
+    /// Hangs up on one of the selected connections: the oldest of the user with the most. Users that are not trusted count as one,
+    /// because one may have many, and come first of equals. False: none is selected.
     fn evict(&mut self, selects: impl Fn(&Conn) -> bool) -> bool {
-        let mut users: HashMap<u32, (usize, u64)> = HashMap::new();
+        let mut groups: HashMap<Option<u32>, HashMap<u32, Vec<u64>>> = HashMap::new();
         for (&number, conn) in self.conns.iter().filter(|(_, conn)| selects(conn)) {
-            let (count, oldest) = users.entry(conn.uid).or_insert((0, number));
-            (*count, *oldest) = (*count + 1, number.min(*oldest));
+            let group = Some(conn.uid).filter(|uid| self.trusted_users.contains(uid));
+            groups.entry(group).or_default().entry(conn.uid).or_default().push(number);
         }
-        let order = |(uid, (count, oldest)): &(u32, (usize, u64))| {
-            (*count, !self.trusted_users.contains(uid), std::cmp::Reverse(*oldest))
+        let most = |group: &(Option<u32>, HashMap<u32, Vec<u64>>)| {
+            (group.1.values().map(Vec::len).sum::<usize>(), group.0.is_none())
         };
-        let Some((_, (_, number))) = users.into_iter().max_by_key(order) else { return false };
+        let group = groups.into_iter().max_by_key(most);
+        let users = group.into_iter().flat_map(|(_, users)| users.into_values());
+        let oldest = users.filter_map(|numbers| Some((numbers.len(), Reverse(*numbers.iter().min()?)))).max();
+        let Some((_, Reverse(number))) = oldest else { return false };
         self.hang_up(number);
         true
     }
