@@ -161,6 +161,10 @@ pub(super) fn hrandfield(call: &mut Call<'_, '_>) -> Result {
         Some(option) if option.eq_ignore_ascii_case(b"WITHVALUES") && call.args.len() == 4 => true,
         Some(_) => return Err(SYNTAX.into()),
     };
+    // Twice as many must be a number, too.
+    if with_values && count.is_some_and(|count| count.unsigned_abs() > i64::MAX as u64 / 2) {
+        return Err("ERR value is out of range".into());
+    }
     let (key, mut room) = (call.args[1], call.room());
     let chosen = call.read(&[key], |view| {
         is_there(view, key)?;

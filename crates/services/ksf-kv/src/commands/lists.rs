@@ -18,7 +18,7 @@ impl Extent {
     /// The place of an index, which counts from the end if it is negative.
     fn place(self, index: i64) -> Option<i64> {
         let index = if index < 0 { index.saturating_add(self.count) } else { index };
-        (0..self.count).contains(&index).then_some(self.first + index)
+        (0..self.count).contains(&index).then(|| self.first + index)
     }
 
     /// The indices from one to the other, both counted from the end if they are negative.
