@@ -417,8 +417,10 @@ fn moved(call: &mut Call<'_, '_>, from_front: bool, to_front: bool) -> Result {
         extent(update.view(), to)?;
         let Some(value) = update.cell(from, &place_key(place)) else { return Ok(None) };
         room.take(value.len())?;
-        // A list of one would be gone in between, with the time of its end.
-        if from != to || there.count > 1 {
+        if from == to && there.count == 1 {
+            // The list would be gone in between, with the time of its end. As in Redis, those that watch it see a write.
+            update.touch(from);
+        } else {
             update.remove_cell(from, &place_key(place));
             push(update, to, &value, to_front)?;
         }

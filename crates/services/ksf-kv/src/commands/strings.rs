@@ -224,7 +224,8 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
         match end {
             // A time that is over takes the key away.
             Some(Some(end)) if end <= now_ms => drop(update.remove(key)),
-            Some(end) if end != before => update.set(key, value.clone(), end),
+            // Also the end that it has: as in Redis, those that watch the key see a write.
+            Some(end) if end.is_some() || before.is_some() => update.set(key, value.clone(), end),
             _ => {}
         }
         Ok(Some(value))
