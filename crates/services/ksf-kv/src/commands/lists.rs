@@ -189,9 +189,11 @@ pub(super) fn llen(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn lindex(call: &mut Call<'_, '_>) -> Result {
-    let (key, index) = (call.args[1], call.integer(2)?);
+    let (key, index) = (call.args[1], call.integer(2));
     let value = call.read(&[key], |view| {
-        let place = extent(view, key)?.place(index);
+        let extent = extent(view, key)?;
+        // Redis does not look at the index if the key is not there.
+        let place = if extent.count == 0 { None } else { extent.place(index?) };
         Ok::<_, Failed>(place.and_then(|place| view.cell(key, &place_key(place))))
     })?;
     call.room().take(value.as_ref().map_or(0, Vec::len))?;
@@ -339,25 +341,23 @@ const PLACE_BYTES: usize = 8;
 pub(super) fn lpos(call: &mut Call<'_, '_>) -> Result {
     let (key, value) = (call.args[1], call.args[2]);
     let (mut rank, mut count, mut compared_max) = (1, None, 0);
-    let (pairs, rest) = call.args[3..].as_chunks::<2>();
-    if !rest.is_empty() {
-        return Err(SYNTAX.into());
-    }
-    for (place, [option, _]) in pairs.iter().enumerate() {
-        let number = call.integer(4 + 2 * place)?;
+    let mut rest = &call.args[3..];
+    while let [option, after @ ..] = rest {
+        let [number, after @ ..] = after else { return Err(SYNTAX.into()) };
+        let number = super::integer(number);
+        let size = number.and_then(|number| usize::try_from(number).ok());
         match &option.to_ascii_uppercase()[..] {
-            b"RANK" if number == 0 => {
-                return Err("ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or \
-                            use negative to start from the end of the list"
-                    .into());
-            }
-            b"RANK" => rank = number,
-            b"COUNT" if number < 0 => return Err("ERR COUNT can't be negative".into()),
-            b"COUNT" => count = Some(number as usize),
-            b"MAXLEN" if number < 0 => return Err("ERR MAXLEN can't be negative".into()),
-            b"MAXLEN" => compared_max = number as usize,
+            b"RANK" => rank = number.ok_or(super::NOT_AN_INTEGER)?,
+            b"COUNT" => count = Some(size.ok_or("ERR COUNT can't be negative")?),
+            b"MAXLEN" => compared_max = size.ok_or("ERR MAXLEN can't be negative")?,
             _ => return Err(SYNTAX.into()),
         }
+        if rank == 0 {
+            return Err("ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or \
+                        use negative to start from the end of the list"
+                .into());
+        }
+        rest = after;
     }
     let skipped = usize::try_from(rank.unsigned_abs() - 1).unwrap_or(usize::MAX);
     let wanted = match count {

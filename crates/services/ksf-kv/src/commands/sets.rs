@@ -129,10 +129,12 @@ pub(super) fn srandmember(call: &mut Call<'_, '_>) -> Result {
 pub(super) fn smove(call: &mut Call<'_, '_>) -> Result {
     let (from, to, member) = (call.args[1], call.args[2], call.args[3]);
     let moved = call.update(&[from, to], |update| {
-        let there = is_there(update.view(), from)?;
-        is_there(update.view(), to)?;
-        if !there || update.cell(from, member).is_none() {
+        if !is_there(update.view(), from)? {
             return Ok::<_, Failed>(false);
+        }
+        is_there(update.view(), to)?;
+        if update.cell(from, member).is_none() {
+            return Ok(false);
         }
         if from != to {
             update.remove_cell(from, member);

@@ -286,6 +286,8 @@ fn limited(found: Members, limit: Option<(i64, i64)>) -> Members {
 #[derive(Default)]
 struct RangeOptions {
     by_score: bool,
+    /// `BYLEX`, which is refused.
+    by_name: bool,
     from_end: bool,
     with_scores: bool,
     limit: Option<(i64, i64)>,
@@ -296,8 +298,9 @@ fn range(call: &mut Call<'_, '_>, mut options: RangeOptions, is_zrange: bool) ->
     while let Some(option) = call.args.get(at) {
         match &option.to_ascii_uppercase()[..] {
             b"WITHSCORES" => options.with_scores = true,
-            b"BYSCORE" if is_zrange => options.by_score = true,
-            b"REV" if is_zrange => options.from_end = true,
+            b"BYSCORE" if is_zrange && !options.by_score && !options.by_name => options.by_score = true,
+            b"BYLEX" if is_zrange && !options.by_score && !options.by_name => options.by_name = true,
+            b"REV" if is_zrange && !options.from_end => options.from_end = true,
             b"LIMIT" if at + 2 < call.args.len() => {
                 options.limit = Some((call.integer(at + 1)?, call.integer(at + 2)?));
                 at += 2;
@@ -306,8 +309,14 @@ fn range(call: &mut Call<'_, '_>, mut options: RangeOptions, is_zrange: bool) ->
         }
         at += 1;
     }
-    if options.limit.is_some() && !options.by_score {
+    if options.limit.is_some() && !options.by_score && !options.by_name {
         return Err("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX".into());
+    }
+    if options.with_scores && options.by_name {
+        return Err("ERR syntax error, WITHSCORES not supported in combination with BYLEX".into());
+    }
+    if options.by_name {
+        return Err(SYNTAX.into());
     }
     let (key, one, other) = (call.args[1], call.args[2], call.args[3]);
     let mut room = call.room();

@@ -215,10 +215,12 @@ pub(super) fn getex(call: &mut Call<'_, '_>) -> Result {
         at += 1;
     }
     // What becomes of the end of the key: `None` leaves it as it is.
-    let end = if persists { Some(None) } else { given.read(call, "getex")?.map(Some) };
+    let end = if persists { Ok(Some(None)) } else { given.read(call, "getex").map(|end| end.map(Some)) };
     let (now_ms, mut room) = (call.clock.now_ms, call.room());
     let value = call.update(&[key], |update| {
         let Some(got) = string(update.get(key))? else { return Ok::<_, Failed>(None) };
+        // Redis does not look at the time if the key is not there, or has another type.
+        let end = end?;
         room.take(got.value_bytes())?;
         let (value, before) = (got.value().to_vec(), got.expires_ms);
         match end {
