@@ -16,6 +16,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Milliseconds by the monotonic clock, by which `WAIT` and `CLIENT PAUSE` end: setting the clock of the machine changes neither.
+pub(crate) fn monotonic_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
 /// Connections by their numbers.
 type ById = BTreeMap<u64, Arc<Client>>;
 
@@ -24,7 +30,7 @@ type ById = BTreeMap<u64, Arc<Client>>;
 pub(crate) struct Clients {
     last_id: AtomicU64,
     shards: Box<[Mutex<ById>]>,
-    /// Until when commands wait, in milliseconds since 1970, and whether only those that write do (the lowest bit); 0: none does.
+    /// Until when commands wait, by [`monotonic_ms`], and whether only those that write do (the lowest bit); 0: none does.
     pause: AtomicU64,
 }
 
@@ -68,7 +74,7 @@ impl Clients {
         all
     }
 
-    /// Has commands wait until a time, all of them or those that write. What was said before is forgotten.
+    /// Has commands wait until a time by [`monotonic_ms`], all of them or those that write. What was said before is forgotten.
     pub(crate) fn pause(&self, until_ms: u64, writes_only: bool) {
         self.pause.store(until_ms.min(u64::MAX >> 1) << 1 | u64::from(writes_only), Ordering::Release);
     }

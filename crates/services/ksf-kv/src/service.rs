@@ -32,7 +32,7 @@ use ksf_store::work;
 
 use self::queue::{Fetch, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
-use crate::clients::Clients;
+use crate::clients::{Clients, monotonic_ms};
 use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
 use crate::disk::{BLOCK_BYTES, Disk, DiskError};
@@ -61,8 +61,6 @@ const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
 const SWEEP_AGAIN_MS: u64 = 100;
 /// The longest that it sleeps while keys end later: the clock by which they end may be set.
 const SWEEP_SLEEP_MS_MAX: u64 = 60_000;
-/// The longest that it sleeps while commands wait for a time, by the same clock.
-const WAIT_SLEEP_MS_MAX: u64 = 1_000;
 /// How often the shards of other logs are woken while room or memory is waited for that cleaning them brings.
 const CALL_MS: u64 = 10;
 /// What waits for room or memory is refused when no segment was cleaned, and no tombstone went, for so long; and so is what comes within
@@ -837,7 +835,7 @@ impl Kv {
         let now_ns = now_ns();
         if self.clients.is_paused() && !conn.never_waits(asked) {
             let writes = asked.purpose().is_some();
-            if self.clients.waits(writes, now_ns / 1_000_000) {
+            if self.clients.waits(writes, monotonic_ms()) {
                 return Self::wait_first(shard, conn, (key, place), asked, Fetch::Pause { writes }, reply);
             }
         }
@@ -995,10 +993,7 @@ impl Kv {
     /// Says when there is something to do though nothing happens until then.
     fn rest(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         let now = turn.now();
-        let in_queue = shard.queue.next_ms().map(|at_ms| {
-            let wait_ms = at_ms.saturating_sub(now_ns() / 1_000_000);
-            now.plus_ms(wait_ms.clamp(1, WAIT_SLEEP_MS_MAX))
-        });
+        let in_queue = shard.queue.next_ms().map(|at_ms| now.plus_ms(at_ms.saturating_sub(monotonic_ms()).max(1)));
         let hope_again = if let Hope::Lost { until } = shard.hope { Some(until) } else { None };
         let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).chain(hope_again).min();
         if shard.shard.must_say() {
@@ -1053,7 +1048,7 @@ impl Kv {
         // behind this, so that none of it counts yet.
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
         let taken = shard.fetched_bytes.load(Ordering::Relaxed);
-        let sources = (&*self.store, &*self.clients, now_ns() / 1_000_000);
+        let sources = (&*self.store, &*self.clients, monotonic_ms());
         for (deferred, resumed) in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked)) {
             turn.resume(deferred, Box::new(resumed));
         }

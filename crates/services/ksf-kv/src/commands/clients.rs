@@ -2,7 +2,7 @@
 
 use super::table::full_name;
 use super::{Call, Failed, Replies, Result, SYNTAX, integer};
-use crate::clients::Client;
+use crate::clients::{Client, monotonic_ms};
 
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 const LONG_NAME: &str = "ERR Client names have at most 64 bytes.";
@@ -104,7 +104,7 @@ fn pause(call: &mut Call<'_, '_>) -> Result {
         _ => return Err(unfit(call)),
     };
     let timeout_ms = super::server::timeout_ms(call.args[2])?;
-    call.shard.clients.pause(call.clock.now_ms.saturating_add(timeout_ms), writes_only);
+    call.shard.clients.pause(monotonic_ms().saturating_add(timeout_ms), writes_only);
     call.write().ok();
     Ok(())
 }

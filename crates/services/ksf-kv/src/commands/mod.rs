@@ -158,7 +158,7 @@ pub(crate) struct Done {
     pub(crate) is_durable: bool,
     /// What was written of the reply is the head of a string with these bytes.
     pub(crate) file: Option<FileRange>,
-    /// The reply leaves at this time, in milliseconds since 1970, and the commands behind it wait for it.
+    /// The reply leaves at this time by [`monotonic_ms`](crate::clients::monotonic_ms), and the commands behind it wait for it.
     pub(crate) until_ms: Option<u64>,
     /// What is said in place of the text of the error, which need not be a text.
     pub(crate) error_bytes: Option<Vec<u8>>,

@@ -248,7 +248,7 @@ pub(super) fn wait(call: &mut Call<'_, '_>) -> Result {
     let replicas = call.integer(1)?;
     let until_ms = match timeout_ms(call.args[2])? {
         0 => u64::MAX,
-        timeout_ms => call.clock.now_ms.saturating_add(timeout_ms),
+        timeout_ms => crate::clients::monotonic_ms().saturating_add(timeout_ms),
     };
     if replicas > 0 && call.tx.is_none() {
         call.done.until_ms = Some(until_ms);

@@ -46,7 +46,7 @@ pub(super) struct Queue {
     waiting: BTreeMap<u64, Waiting>,
     /// Connections whose first command waits for values, or for a time. None of their commands is in `waiting`.
     lines: BTreeMap<ConnKey, BTreeMap<u64, Waiting>>,
-    /// When lines are to be looked at, in milliseconds since 1970.
+    /// When lines are to be looked at, by [`monotonic_ms`](crate::clients::monotonic_ms).
     timers: BTreeSet<(u64, ConnKey)>,
     /// Lines whose first command may go on.
     to_look_at: Vec<ConnKey>,
@@ -81,7 +81,7 @@ pub(super) enum Fetch {
     Promise { log: u16, lsn: Lsn },
     /// Room for what is to be read for it.
     Room { bytes: usize },
-    /// A time, in milliseconds since 1970, when this reply leaves: it was carried out.
+    /// A time, by [`monotonic_ms`](crate::clients::monotonic_ms), when this reply leaves: it was carried out.
     Until { at_ms: u64, reply: Vec<u8> },
     /// The end of a [pause](Clients::waits), of commands that write or of all.
     Pause { writes: bool },
