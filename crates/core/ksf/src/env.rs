@@ -15,6 +15,7 @@ use crate::outgoing::{ExchangeRequest, ExchangeWork};
 use crate::output::Spares;
 use crate::pool::{Chunk, Pool};
 use crate::service::ConnKey;
+use crate::shares::Shares;
 use crate::stats::Stats;
 use crate::tasks::TaskPool;
 
@@ -57,6 +58,8 @@ pub struct Env {
     pub(crate) logs: Vec<(u32, LogId)>,
     /// The shards of the server, to be woken when a log is released; empty without a server.
     pub(crate) shards: Arc<std::sync::OnceLock<Vec<Arc<Mailbox>>>>,
+    /// What connections have had of the turn.
+    pub(crate) shares: Shares,
     /// Connections whose next replies wait for a gate, as they began to wait.
     pub(crate) gated: Vec<(Gate, ConnKey)>,
     /// True when a log was released since the shard looked at the replies that wait.
@@ -96,6 +99,7 @@ impl Env {
             gates: Gates::new(),
             logs: Vec::new(),
             shards: Arc::default(),
+            shares: Shares::default(),
             gated: Vec::new(),
             released: false,
             answered: Vec::new(),
@@ -140,6 +144,23 @@ impl Env {
                 self.wake(waiting);
             }
         }
+    }
+
+    /// Has connections give way after so many messages of a turn, and not after thousands: for simulators.
+    pub fn set_share(&mut self, messages_max: u32) {
+        self.shares = Shares::of(messages_max);
+    }
+
+    /// A turn begins: each connection has its share of messages anew. For code that plays the shard, as the next one; without it
+    /// no connection gives way.
+    pub fn begin_turn(&mut self) {
+        self.shares.begin_turn();
+    }
+
+    /// The next connection that gave way in an earlier turn, to [go on](crate::connection::Connection::go_on) in this one; `None`
+    /// when there is none, or the turn has had enough of them.
+    pub fn next_to_go_on(&mut self) -> Option<ConnKey> {
+        self.shares.next_to_go_on()
     }
 
     /// Answers given in this turn, to be delivered before replies are sent; for code that plays the shard, as

@@ -36,6 +36,7 @@ pub mod server;
 pub mod service;
 pub mod session;
 mod shard;
+mod shares;
 pub mod spin;
 pub mod stats;
 pub mod status_socket;

@@ -20,6 +20,7 @@ use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
 use crate::pool::{Memory, Opened, Pool, PoolSpec, PoolUsage};
 use crate::service::Service;
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
+use crate::shares::Shares;
 use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
@@ -481,6 +482,7 @@ impl Server {
                     tasks: Some(tasks),
                     gates,
                     shards,
+                    shares: Shares::default(),
                     gated: Vec::new(),
                     logs: Vec::new(),
                     released: false,

@@ -3,10 +3,12 @@
 use crate::common;
 use std::sync::Arc;
 
-use crate::common::{Bench, KEY, env, in_slot};
+use crate::common::{Bench, KEY, Recorder, env, in_slot};
 use ksf::connection::Connection;
+use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, Time};
+use ksf::pool::Chunk;
 use ksf::service::ConnKey;
 use ksf::{CloseReason, Order, Peer};
 
@@ -352,4 +354,90 @@ fn the_assembly_clock_stands_still_while_the_peer_is_not_read() {
     bench.receive(b" a line\n");
     bench.take();
     assert!(bench.got().ends_with("half a line\n"));
+}
+
+/// A shard's turns, as far as its connections give way in them.
+struct Turns {
+    env: Env,
+    conns: Vec<Box<Connection>>,
+}
+
+impl Turns {
+    const FLOOD: usize = 64 << 10;
+    /// What one connection may have of a turn, and what is left to each once the turn has had four shares.
+    const SHARE: u32 = 4096;
+    const LATE: u32 = 256;
+
+    fn of(conns: u32) -> Self {
+        let (env, service) = (env(Limits::default(), 4096, 8), Recorder::new(LINES, Order::Requests));
+        let key = |index| ConnKey { index, generation: 0 };
+        let conn = |index| Connection::new(Arc::clone(&service), Peer::Unix, key(index), env.now).unwrap();
+        let conns = (0..conns).map(conn).collect();
+        Self { env, conns }
+    }
+
+    fn receive(&mut self, conn: usize, bytes: &[u8]) {
+        self.conns[conn].receive(Chunk::from_vec(bytes.to_vec()), &mut self.env);
+    }
+
+    fn begin_one(&mut self) {
+        self.env.begin_turn();
+        while let Some(key) = self.env.next_to_go_on() {
+            self.conns[key.index as usize].go_on(&mut self.env);
+        }
+    }
+
+    fn messages(&self) -> u32 {
+        self.conns.iter().map(|conn| conn.messages()).sum()
+    }
+}
+
+/// Messages without a reply owe nothing that could stop their connection.
+#[test]
+fn a_connection_gives_way_after_its_share_of_a_turn_also_without_replies() {
+    let mut turns = Turns::of(2);
+    turns.begin_one();
+    for _ in 0..2 {
+        turns.receive(0, &[b'\n'; Turns::FLOOD]);
+        assert_eq!(turns.conns[0].messages(), Turns::SHARE);
+    }
+    assert!(!turns.conns[0].wants_bytes(&turns.env), "more would be put aside");
+    turns.receive(0, b"last\n");
+    turns.conns[0].peer_closed(&mut turns.env);
+    for turn in 2..=2 * Turns::FLOOD as u32 / Turns::SHARE {
+        turns.begin_one();
+        assert_eq!(turns.conns[0].messages(), turn * Turns::SHARE);
+        turns.receive(1, b"1\n");
+        assert!(turns.conns[1].has_output(), "another one has its turn");
+        assert!(!turns.conns[0].is_closing());
+    }
+    turns.begin_one();
+    assert_eq!(turns.conns[0].messages(), 2 * Turns::FLOOD as u32 + 1);
+    assert!(turns.conns[0].has_output() && turns.conns[0].is_closing());
+    assert!(turns.env.next_to_go_on().is_none());
+    assert_eq!(turns.env.budget.input_bytes(), 0);
+}
+
+#[test]
+fn all_connections_of_a_turn_together_give_way_after_a_bounded_number_of_messages() {
+    const CONNS: usize = 40;
+    const FLOOD: usize = 16 << 10;
+    let mut turns = Turns::of(CONNS as u32 + 1);
+    turns.begin_one();
+    (0..CONNS).for_each(|conn| turns.receive(conn, &[b'\n'; FLOOD]));
+    assert_eq!(turns.messages(), 4 * Turns::SHARE + (CONNS as u32 - 4) * Turns::LATE);
+    for conn in 0..CONNS {
+        turns.conns[conn].peer_closed(&mut turns.env);
+    }
+    let mut count = 0;
+    while turns.messages() - count < (CONNS * FLOOD) as u32 {
+        let before = turns.messages();
+        turns.begin_one();
+        let went_on = turns.messages() - before;
+        assert!((1..5 * Turns::SHARE).contains(&went_on), "{went_on} messages in a turn");
+        turns.receive(CONNS, &b"quiet\n".repeat(Turns::LATE as usize));
+        count += Turns::LATE;
+        assert_eq!(turns.conns[CONNS].messages(), count, "a pipeline that is no longer is handled at once");
+    }
+    assert!(turns.conns[..CONNS].iter().all(|conn| conn.is_closing()));
 }

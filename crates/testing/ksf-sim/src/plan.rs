@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) misfits: usize,
     /// An answer is given once in so many turns.
     pub(crate) answer_every: usize,
+    /// A connection gives way after so many messages of a turn.
+    pub(crate) messages_max: u32,
     pub(crate) drain_at: Option<usize>,
     /// Some replies lie in a file.
     pub(crate) files: bool,
@@ -116,6 +118,7 @@ impl Plan {
             drain_at,
             files: random.one_in(3),
             file_breaks: random.one_in(4),
+            messages_max: random.pick(&[1, 2, 5, 4096]),
             limits,
         }
     }

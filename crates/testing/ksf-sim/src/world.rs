@@ -37,6 +37,8 @@ pub struct SimReport {
     pub too_late: usize,
     /// Connections that went on after they were not read for lack of memory.
     pub waited: usize,
+    /// Times that a connection went on which had given way to others.
+    pub gave_way: usize,
     /// Times nobody was read but a few, because far more had arrived than is kept.
     pub overfull: usize,
     /// Chunks that waited unprocessed because replies did.
@@ -115,6 +117,7 @@ impl World {
         }
         let pool = Pool::open(spec).map_err(|error| error.to_string())?.pool;
         let mut env = Env::new(plan.limits.clone(), pool).map_err(|error| error.to_string())?;
+        env.set_share(plan.messages_max);
         let log = plan.logs.then(|| Turn::new(&mut env).open_log()).transpose().map_err(|error| error.to_string())?;
         let service = Arc::new(Scripted {
             framing: plan.framing.validate().map_err(|error| error.to_string())?,
@@ -164,6 +167,7 @@ impl World {
             self.draining = Some(self.env.now.plus_ms(self.plan.limits.drain_timeout_ms));
             self.peers_left = 0;
         }
+        self.go_on()?;
         let first = self.random.within(0..=self.places.len() - 1);
         for at in 0..self.places.len() {
             let index = (first + at) % self.places.len();
@@ -391,6 +395,20 @@ impl World {
                 }
             }
             self.carry_out(link)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a turn as a shard does: with the connections that gave way in the one before.
+    fn go_on(&mut self) -> Result<(), String> {
+        self.env.begin_turn();
+        while let Some(key) = self.env.next_to_go_on() {
+            let Some((generation, Some(link))) = self.places.get_mut(key.index as usize) else { continue };
+            if *generation == key.generation {
+                self.report.gave_way += 1;
+                link.conn.go_on(&mut self.env);
+            }
+            self.carry_out_for_all()?;
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ fn every_seed_agrees_with_the_ideal() {
         sum.too_late += report.too_late;
         sum.stalls += report.stalls;
         sum.waited += report.waited;
+        sum.gave_way += report.gave_way;
         sum.overfull += report.overfull;
         sum.lent += report.lent;
         sum.file_reads += report.file_reads;
@@ -59,6 +60,7 @@ fn every_seed_agrees_with_the_ideal() {
         enough(sum.too_late, 100) && enough(sum.stalls, 100) && enough(sum.waited, 100) && enough(sum.overfull, 10),
         "too little went wrong: {sum:?}"
     );
+    assert!(enough(sum.gave_way, 2_500), "hardly any connection gave way to others: {sum:?}");
     assert!(enough(sum.lent, 2_500), "hardly anything was received straight into a message: {sum:?}");
     assert!(enough(sum.file_reads, 250), "hardly any reply was read from a file: {sum:?}");
     assert!(enough(sum.told, 2_500), "backends were hardly asked: {sum:?}");

@@ -26,13 +26,15 @@ pub(super) const HEADS: u8 = 16;
 /// Chunks for which memory is kept when none is put aside any more.
 const KEEP_MAX: usize = 256;
 
-/// What a connection keeps while replies must be taken before it goes on, or memory is short.
+/// What a connection keeps while replies must be taken before it goes on, memory is short, or others have their turn.
 #[derive(Default)]
 pub(crate) struct Aside {
     /// A message that waits for room for its reply; it came before the chunks.
     pub(super) message: Option<Chunk>,
     /// The shard's budget names the connection when there is that room.
     pub(super) is_queued: bool,
+    /// The shard's [shares](crate::shares) name the connection when they are to be taken up.
+    pub(super) gave_way: bool,
     /// Chunks that wait.
     pub(super) chunks: VecDeque<Chunk>,
     /// When it was last read before it waited for memory.
@@ -53,7 +55,7 @@ impl Memory {
 
 impl Connection {
     /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first is put
-    /// aside, in front of what was put aside before. An unfinished message is taken in also when memory is short: then the
+    /// aside, in front of what was put aside before, and so is what is above the connection's share of the turn. An unfinished message is taken in also when memory is short: then the
     /// connection is not read from here on.
     pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
         let bytes = &*chunk;
@@ -62,6 +64,9 @@ impl Connection {
             if at > 0 && self.is_stalled(env) {
                 self.put_aside_front(chunk.slice(at..chunk.len()), env);
                 return;
+            }
+            if !env.shares.takes(&mut self.share) {
+                return self.give_way(chunk.slice(at..chunk.len()), env);
             }
             match self.cut(bytes, &mut at, env) {
                 Ok(Cut::InPlace(body)) => {
@@ -202,6 +207,14 @@ impl Connection {
         (aside.message, aside.is_queued) = (Some(message), true);
     }
 
+    /// Has this wait for a later turn, in front of what was put aside before.
+    #[inline(never)]
+    fn give_way(&mut self, rest: Chunk, env: &mut Env) {
+        self.put_aside_front(rest, env);
+        self.aside_mut(env).gave_way = true;
+        env.shares.give_way(self.key);
+    }
+
     fn put_aside_front(&mut self, rest: Chunk, env: &mut Env) {
         let rest = rest.into_kept();
         env.budget.add_input(rest.memory_bytes());
@@ -212,6 +225,11 @@ impl Connection {
     #[inline]
     pub(super) fn keeps_message(&self) -> bool {
         self.aside.as_ref().is_some_and(|aside| aside.message.is_some())
+    }
+
+    /// True while what was put aside waits for a later turn.
+    fn gave_way(&self) -> bool {
+        self.aside.as_ref().is_some_and(|aside| aside.gave_way)
     }
 
     /// True if nothing was put aside.
@@ -260,7 +278,7 @@ impl Connection {
 
     pub(super) fn take_up(&mut self, env: &mut Env) {
         // Most often nothing was put aside, and the rest need not be asked.
-        while !self.has_none_aside() && self.closing.is_none() && !self.is_stalled(env) {
+        while !self.has_none_aside() && self.closing.is_none() && !self.gave_way() && !self.is_stalled(env) {
             if let Some(message) = self.aside.as_mut().and_then(|aside| aside.message.take()) {
                 env.budget.remove_input(message.memory_bytes());
                 match self.admits(&message, env) {

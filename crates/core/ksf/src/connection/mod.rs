@@ -31,6 +31,7 @@ use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, Service, SessionState};
 use crate::session::{OnShard, Panicked, ServiceInfo, Session, SessionOf};
+use crate::shares::Share;
 
 mod deadlines;
 mod files;
@@ -79,6 +80,7 @@ pub struct Connection<T: ?Sized = dyn Session> {
     next_ticket: u64,
     /// It wraps around.
     messages: u32,
+    share: Share,
     deferred: u32,
     /// The service gave tasks to the threads that may block.
     blocks: bool,
@@ -153,6 +155,7 @@ impl Connection {
             expected_bytes: EXPECTED_REPLY_BYTES as u32,
             next_ticket: 0,
             messages: 0,
+            share: Share::default(),
             deferred: 0,
             blocks: false,
             reading_file: SomeTime::NONE,
@@ -324,6 +327,15 @@ impl Connection {
         // not come here for ever.
         self.cutter.put_off(env.now.since(unread_since));
         self.take_up(env);
+    }
+
+    /// Goes on with input that was put aside because the connection had had its share of a turn:
+    /// [`Env::next_to_go_on`] named it.
+    pub fn go_on(&mut self, env: &mut Env) {
+        if let Some(aside) = &mut self.aside {
+            aside.gave_way = false;
+            self.resume(true, env);
+        }
     }
 
     /// Goes on after no connection was read because the shard was

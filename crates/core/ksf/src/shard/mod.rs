@@ -333,6 +333,7 @@ impl<E: Engine> Shard<E> {
         let before = self.env.stats.messages.value();
         self.wait(wait, &mut events)?;
         self.env.stats.turns.add(1);
+        self.go_on();
         self.looks.note(events.len() as u64, self.env.now, &self.env.stats);
         // Taken off the end one by one, in the order in which they came.
         events.reverse();
@@ -411,12 +412,26 @@ impl<E: Engine> Shard<E> {
 
     /// True when something is left to do for which no event will come: exchange work of more than one turn, which goes on when
     /// others had theirs, and what followed from replies that were sent at the end of the turn, when services were called
-    /// again and memory became free.
+    /// again and memory became free; and input of connections that gave way.
     fn has_work_left(&self) -> bool {
         let env = &self.env;
         let unended = self.batching.iter().any(|(_, service)| service.info().waits_for_turn_end());
         let answered = !env.answered.is_empty() || env.released || !env.gated.is_empty();
-        unended || answered || !env.exchange_work.is_empty() || env.budget.may_proceed(&env.limits)
+        unended
+            || answered
+            || env.shares.is_awaited()
+            || !env.exchange_work.is_empty()
+            || env.budget.may_proceed(&env.limits)
+    }
+
+    /// Begins the turn with the connections that gave way in earlier ones.
+    fn go_on(&mut self) {
+        self.env.begin_turn();
+        while let Some(key) = self.env.next_to_go_on() {
+            if let Some((conn, env)) = self.served(key) {
+                conn.go_on(env);
+            }
+        }
     }
 
     fn handle(&mut self, event: Event) {

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::*;
 use crate::engine::{epoll::Epoll, tests::on_each_engine, uring::Uring};
-use crate::framing::{Framing, LengthPrefix};
+use crate::framing::{Delimiter, Framing, LengthPrefix};
 use crate::limits::Limits;
 use crate::logged::Unlogged;
 use crate::pool::{Memory, Pool};
@@ -301,4 +301,51 @@ fn sleeps<E: Engine>(shard: &mut Shard<E>) {
         shard.turn().unwrap();
     }
     panic!("the shard does not sleep");
+}
+
+/// Takes lines, and says nothing.
+struct Silent;
+
+impl Service for Silent {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("silent", Framing::Delimiter(Delimiter::LF))
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
+}
+
+#[test]
+fn a_turn_ends_whatever_its_connections_sent_and_the_next_ones_go_on() {
+    on_each_engine(flooded::<Epoll>, flooded::<Uring>);
+}
+
+fn flooded<E: Engine>() {
+    const PEERS: usize = 40;
+    const FLOOD: usize = 32 << 10;
+    let mut shard = serving::<E, _>(Silent, Limits::default());
+    let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&mut shard)).collect();
+    for peer in &mut peers {
+        peer.write_all(&[b'\n'; FLOOD]).unwrap();
+    }
+    let messages = |shard: &Shard<E>| shard.env.stats.messages.value() as usize;
+    // Whoever gave way has no event that would call the shard again.
+    while messages(&shard) < PEERS * FLOOD {
+        let before = messages(&shard);
+        shard.turn().unwrap();
+        let of_turn = messages(&shard) - before;
+        assert!(of_turn < 5 * 4096 + PEERS * 256, "{of_turn} messages in a turn");
+    }
+    assert!(!shard.has_work_left());
 }

@@ -13,13 +13,14 @@ use crate::session::SessionOf;
 /// tables, the state of the service, and under a kernel half that half's own state (72 bytes, and 128 that it shares
 /// with the kernel) and its name (28).
 ///
-/// Of the connection's 240 bytes the last eight are what its session keeps: an idle connection may have queued a transaction,
-/// and the shard's sum must know what goes with it.
+/// Of the connection's 248 bytes eight are what its session keeps: an idle connection may have queued a transaction, and the
+/// shard's sum must know what goes with it. Eight are what it has had of the turn: every message counts, so a box would be there for
+/// nearly every connection.
 #[cfg(target_pointer_width = "64")]
 #[test]
 fn an_idle_connection_is_small() {
     let parts = [
-        ("the connection", size_of::<Connection<SessionOf<Echo>>>(), 240),
+        ("the connection", size_of::<Connection<SessionOf<Echo>>>(), 248),
         ("its place in the table", size_of::<Place>(), 64),
         ("its state in io_uring", Uring::CONN_BYTES, 64),
         ("its state in epoll", Epoll::CONN_BYTES, 64),
@@ -31,5 +32,5 @@ fn an_idle_connection_is_small() {
     }
     let engine = Uring::CONN_BYTES.max(Epoll::CONN_BYTES);
     let all = size_of::<Connection<SessionOf<Echo>>>() + size_of::<Place>() + engine;
-    assert!(all <= 368, "{all} bytes for a connection without a kernel half");
+    assert!(all <= 376, "{all} bytes for a connection without a kernel half");
 }
