@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::Closer;
 use ksf::service::ConnKey;
+use ksf_store::work;
 
 /// Locks what single calls change that do not panic in between.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,6 +71,7 @@ impl Clients {
     pub(crate) fn all(&self) -> Vec<Arc<Client>> {
         let mut all = Vec::new();
         self.shards.iter().for_each(|shard| all.extend(lock(shard).values().cloned()));
+        work::add(all.len() as u64);
         all.sort_unstable_by_key(|client| client.id);
         all
     }

@@ -50,6 +50,8 @@ const WRITES_MAX: usize = 4;
 const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
 /// Values that a shard lets go of in a turn at most.
 const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
+/// Empty lines that a stranger may send before its first command or request.
+const EMPTY_LINES_MAX: u8 = 32;
 /// [Work](ksf_store::work) after which the commands of a connection wait for the next turn of its shard: others have theirs before.
 /// About a millisecond; one command alone may exceed it.
 const TURN_WORK_MAX: u64 = 16 << 10;
@@ -312,6 +314,8 @@ impl KvShard {
 #[derive(Debug, Default)]
 pub struct KvConn {
     protocol: Protocol,
+    /// Empty lines of a stranger that has not told its protocol.
+    empty_lines: u8,
     progress: Progress,
     session: Session,
     /// Commands of it that wait for room in the log, for the medium, for memory, or for values: those behind them wait, too.
@@ -525,8 +529,14 @@ impl Service for Kv {
                 // What is too long for a stranger is told in the protocol that it seems to be.
                 None if !buf.starts_with(b"GET /") => conn.protocol = Protocol::Resp,
                 None | Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::new(conn.reader())),
-                // An empty line may be in front of either.
-                Some(http::Spoken::Empty) => {}
+                // An empty line may be in front of either. Each is looked at as if it were the first one, so there are few of them.
+                Some(http::Spoken::Empty) => {
+                    conn.empty_lines += u8::from(is_stranger);
+                    if conn.empty_lines > EMPTY_LINES_MAX {
+                        conn.protocol = Protocol::Neither(None);
+                        return Err(FramingError::Malformed);
+                    }
+                }
                 Some(http::Spoken::Resp) => conn.protocol = Protocol::Resp,
                 Some(http::Spoken::Unknown(bytes)) => {
                     conn.protocol = Protocol::Neither(commands::unknown_line(&buf[..bytes]));
@@ -845,7 +855,11 @@ impl Kv {
         let spans = if place.is_none() { conn.progress.spans() } else { Spans::default() };
         let worked_before = work::done();
         let done = match asked.http {
-            Some(request) => http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out),
+            Some(request) => {
+                let done = http::execute(shard, &conn.session, request, asked.bytes, now_ns, &mut out);
+                work::add(work::of_bytes(out.len()));
+                done
+            }
             None => commands::execute(shard, &mut conn.session, asked.bytes, &spans, now_ns, &mut out),
         };
         conn.work(shard.turn, work::done() - worked_before);

@@ -25,6 +25,6 @@ pub fn add(units: u64) {
 
 /// Units for a value of so many bytes.
 #[inline]
-pub(crate) fn of_bytes(bytes: usize) -> u64 {
+pub fn of_bytes(bytes: usize) -> u64 {
     (bytes / BYTES_PER_UNIT) as u64
 }

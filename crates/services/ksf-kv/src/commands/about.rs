@@ -3,7 +3,7 @@
 use ksf_proto::resp::Writer;
 
 use super::arguments;
-use super::keys::matches;
+use super::pattern::Pattern;
 use super::table::{Asked, COMMANDS, Command, Facts, KeySpec, Subcommand};
 use super::{Call, Failed, Result, SYNTAX};
 
@@ -11,13 +11,13 @@ pub(super) fn command(call: &mut Call<'_, '_>) -> Result {
     let subcommand = call.args.get(1).map(|name| name.to_ascii_lowercase());
     let rest = call.args.get(2..).unwrap_or_default();
     match subcommand.as_deref() {
-        None => info(call, &[]),
+        None => info(call, &[])?,
         Some(b"count") => call.write().integer(COMMANDS.len() as i64),
-        Some(b"docs") => docs(call, rest),
+        Some(b"docs") => docs(call, rest)?,
         Some(b"getkeys") => get_keys(call, rest, false)?,
         Some(b"getkeysandflags") => get_keys(call, rest, true)?,
         Some(b"help") => help(call),
-        Some(b"info") => info(call, rest),
+        Some(b"info") => info(call, rest)?,
         Some(b"list") => list(call, rest)?,
         // The table has no others.
         Some(_) => return Err(SYNTAX.into()),
@@ -86,20 +86,21 @@ impl Named {
 }
 
 /// All of these, or every command.
-fn info(call: &mut Call<'_, '_>, names: &[&[u8]]) {
-    let mut to = call.write();
+fn info(call: &mut Call<'_, '_>, names: &[&[u8]]) -> Result {
     if names.is_empty() {
-        to.array(COMMANDS.len());
-        COMMANDS.iter().for_each(|command| write_info(&mut to, Named::Command(command)));
-        return;
+        call.write().array(COMMANDS.len());
+        COMMANDS.iter().for_each(|command| write_info(&mut call.write(), Named::Command(command)));
+        return Ok(());
     }
-    to.array(names.len());
+    call.write().array(names.len());
     for name in names {
         match Named::find(name) {
-            Some(named) => write_info(&mut to, named),
-            None => to.null(),
+            Some(named) => write_info(&mut call.write(), named),
+            None => call.write().null(),
         }
+        call.room().check()?;
     }
+    Ok(())
 }
 
 fn write_statuses(to: &mut Writer<'_>, words: impl Iterator<Item = String> + Clone) {
@@ -164,14 +165,17 @@ fn write_spec(to: &mut Writer<'_>, KeySpec { access, at: (first, last, step) }: 
 }
 
 /// Of these, as far as they are there, or of every command.
-fn docs(call: &mut Call<'_, '_>, names: &[&[u8]]) {
+fn docs(call: &mut Call<'_, '_>, names: &[&[u8]]) -> Result {
     let found: Vec<Named> = match names {
         [] => COMMANDS.iter().map(Named::Command).collect(),
         names => names.iter().filter_map(|name| Named::find(name)).collect(),
     };
-    let mut to = call.write();
-    to.map(found.len());
-    found.into_iter().for_each(|named| write_docs(&mut to, named));
+    call.write().map(found.len());
+    found.into_iter().try_for_each(|named| {
+        write_docs(&mut call.write(), named);
+        // There may be as many as fit into the command.
+        call.room().check()
+    })
 }
 
 fn write_docs(to: &mut Writer<'_>, named: Named) {
@@ -242,7 +246,7 @@ fn list(call: &mut Call<'_, '_>, args: &[&[u8]]) -> Result {
     let takes = |named: &Named| match &filter {
         None => Ok(true),
         Some((by, what)) => match &by[..] {
-            "pattern" => Ok(matches(what, named.name().as_bytes())),
+            "pattern" => Ok(Pattern::read(what)?.takes(named.name().as_bytes())),
             "aclcat" => Ok(named.facts().categories().any(|category| category.as_bytes().eq_ignore_ascii_case(what))),
             // There are none.
             "module" => Ok(false),

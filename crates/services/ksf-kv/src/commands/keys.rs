@@ -3,6 +3,7 @@
 use ksf_store::cells::Shape;
 use ksf_store::store::UpdateError;
 
+use super::pattern::Pattern;
 use super::{Call, Failed, Result, SYNTAX};
 
 pub(super) fn del(call: &mut Call<'_, '_>) -> Result {
@@ -121,12 +122,12 @@ pub(super) fn randomkey(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
-    let pattern = call.args[1];
+    let pattern = Pattern::read(call.args[1])?;
     let mut found: Vec<Vec<u8>> = Vec::new();
     let mut room = call.room();
     let store = call.shard.shard.store();
     call.done.needs = store.scan(b"", call.clock.now_ms, |key, _| {
-        let wanted = matches(pattern, key);
+        let wanted = pattern.takes(key);
         let has_room = !wanted || room.takes(key.len());
         if wanted && has_room {
             found.push(key.to_vec());
@@ -138,70 +139,6 @@ pub(super) fn keys(call: &mut Call<'_, '_>) -> Result {
     to.array(found.len());
     found.iter().for_each(|key| to.bulk(key));
     Ok(())
-}
-
-/// A pattern as Redis has it: `*`, `?`, `[a-z]`, `[^a]`, and `\` in front of what is meant literally.
-pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    // Where to go on when the last star takes one more byte.
-    let mut retry: Option<(usize, usize)> = None;
-    loop {
-        let step = match pattern.get(p) {
-            None if t == text.len() => return true,
-            Some(b'*') => {
-                retry = Some((p + 1, t));
-                p += 1;
-                continue;
-            }
-            Some(_) if t < text.len() => one(&pattern[p..], text[t]),
-            _ => None,
-        };
-        match (step, retry) {
-            (Some(length), _) => (p, t) = (p + length, t + 1),
-            (None, Some((after, from))) if from < text.len() => {
-                retry = Some((after, from + 1));
-                (p, t) = (after, from + 1);
-            }
-            (None, _) => return false,
-        }
-    }
-}
-
-/// Bytes of the pattern's first element, if it takes this byte.
-fn one(pattern: &[u8], byte: u8) -> Option<usize> {
-    match pattern {
-        [b'?', ..] => Some(1),
-        [b'\\', literal, ..] => (*literal == byte).then_some(2),
-        [b'[', rest @ ..] => {
-            let negated = rest.first() == Some(&b'^');
-            let mut at = usize::from(negated);
-            let mut found = false;
-            loop {
-                match &rest[at.min(rest.len())..] {
-                    [] => break,
-                    [b']', ..] => {
-                        at += 1;
-                        break;
-                    }
-                    [b'\\', literal, ..] => {
-                        found |= *literal == byte;
-                        at += 2;
-                    }
-                    [low, b'-', high, ..] => {
-                        found |= (*low.min(high)..=*low.max(high)).contains(&byte);
-                        at += 3;
-                    }
-                    [literal, ..] => {
-                        found |= *literal == byte;
-                        at += 1;
-                    }
-                }
-            }
-            (found != negated).then_some(1 + at)
-        }
-        [literal, ..] => (*literal == byte).then_some(1),
-        [] => None,
-    }
 }
 
 pub(super) fn ttl(call: &mut Call<'_, '_>) -> Result {
@@ -336,30 +273,4 @@ fn end_at(call: &mut Call<'_, '_>, unit_ms: i64, base_ms: u64, name: &str) -> Re
     })?;
     call.write().integer(i64::from(changed));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::matches;
-
-    #[test]
-    fn patterns_are_those_of_redis() {
-        for (pattern, text, wanted) in [
-            ("*", "", true),
-            ("h?llo", "hello", true),
-            ("h*llo", "heeeello", true),
-            ("h*llo", "heeeell", false),
-            ("h[ae]llo", "hallo", true),
-            ("h[^e]llo", "hello", false),
-            ("h[a-b]llo", "hbllo", true),
-            ("\\*", "*", true),
-            ("\\*", "a", false),
-            ("a*b*c", "aXbYbZc", true),
-            ("a*b*c", "aXbYbZ", false),
-            ("[", "a", false),
-            ("[a", "a", true),
-        ] {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), wanted, "{pattern} {text}");
-        }
-    }
 }

@@ -14,6 +14,7 @@ mod keys;
 mod lcs;
 mod lists;
 mod object;
+mod pattern;
 pub(crate) mod range;
 mod scan;
 mod server;
@@ -33,6 +34,7 @@ use ksf_store::cells::Shape;
 use ksf_store::log::{AppendError, Purpose};
 use ksf_store::store::{Clock, Got, Needs, UpdateError};
 use ksf_store::update::{Update, View};
+use ksf_store::work;
 use smallvec::SmallVec;
 
 use self::table::Asked;
@@ -293,7 +295,10 @@ fn dispatch(call: &mut Call<'_, '_>) -> Result {
         // Its errors do not end a transaction.
         Ok(asked) => {
             call.purpose = asked.command.purpose;
-            (asked.command.run)(call)
+            let start = call.out.len();
+            let done = (asked.command.run)(call);
+            count_reply(asked, call.out.len() - start);
+            done
         }
         Err(failed) => {
             call.session.transaction.refuse();
@@ -305,6 +310,18 @@ fn dispatch(call: &mut Call<'_, '_>) -> Result {
         client.queues(transaction.queued().map(<[_]>::len));
     }
     done
+}
+
+/// Bytes of a reply that was put together from small parts, which take as long as one unit of [`work`].
+const BYTES_PER_UNIT: usize = 8;
+
+/// Counts what a command wrote as work, whether it leaves or not.
+fn count_reply(asked: Asked, bytes: usize) {
+    // Those of the commands of a transaction are counted.
+    if asked.name() != "exec" {
+        let is_of_values = !asked.facts().keys.is_empty();
+        work::add(if is_of_values { work::of_bytes(bytes) } else { (bytes / BYTES_PER_UNIT) as u64 });
+    }
 }
 
 /// The command that is asked for, if it may be carried out here.

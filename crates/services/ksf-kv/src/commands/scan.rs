@@ -3,7 +3,8 @@
 use ksf_proto::resp::format_double;
 use ksf_store::cells::{Shape, score_of, score_value};
 
-use super::keys::{matches, type_name};
+use super::keys::type_name;
+use super::pattern::Pattern;
 use super::sorted_sets::score_bytes_max;
 use super::{Call, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
 
@@ -15,7 +16,7 @@ const COUNT: usize = 10;
 /// What the commands that scan may be told.
 struct Options<'a> {
     count: usize,
-    pattern: Option<&'a [u8]>,
+    pattern: Option<Pattern>,
     type_name: Option<&'a [u8]>,
 }
 
@@ -25,7 +26,7 @@ impl<'a> Options<'a> {
         let (pairs, rest) = args.as_chunks::<2>();
         for [option, value] in pairs {
             match &option.to_ascii_uppercase()[..] {
-                b"MATCH" => options.pattern = Some(value),
+                b"MATCH" => options.pattern = Some(Pattern::read(value)?),
                 b"TYPE" if of_keys => options.type_name = Some(value),
                 b"COUNT" => {
                     let count = integer(value).ok_or(NOT_AN_INTEGER)?;
@@ -38,7 +39,7 @@ impl<'a> Options<'a> {
     }
 
     fn takes(&self, name: &[u8]) -> bool {
-        self.pattern.is_none_or(|pattern| matches(pattern, name))
+        self.pattern.as_ref().is_none_or(|pattern| pattern.takes(name))
     }
 
     fn takes_shape(&self, shape: Shape) -> bool {

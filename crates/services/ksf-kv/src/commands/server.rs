@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ksf_proto::resp::Version;
 
+use super::pattern::Pattern;
 use super::transactions::Transaction;
 use super::{Call, Failed, NOT_AN_INTEGER, Replies, Result, SYNTAX, Standing};
 use crate::settings::Durability;
@@ -179,8 +180,16 @@ pub(super) fn config(call: &mut Call<'_, '_>) -> Result {
         ("maxmemory-policy", "noeviction"),
         ("save", ""),
     ];
-    let wanted = |name: &str| call.args[2..].iter().any(|pattern| super::keys::matches(pattern, name.as_bytes()));
-    let found: Vec<_> = known.into_iter().filter(|(name, _)| wanted(name)).collect();
+    let mut is_wanted = known.map(|_| false);
+    for pattern in &call.args[2..] {
+        let pattern = Pattern::read(pattern)?;
+        is_wanted
+            .iter_mut()
+            .zip(&known)
+            .for_each(|(is_wanted, (name, _))| *is_wanted |= pattern.takes(name.as_bytes()));
+    }
+    let found: Vec<_> =
+        known.into_iter().zip(is_wanted).filter_map(|(one, is_wanted)| is_wanted.then_some(one)).collect();
     let mut to = call.write();
     to.map(found.len());
     for (name, value) in found {

@@ -499,6 +499,66 @@ fn pipeline_of_dear_commands_lets_others_in() {
     assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
 }
 
+/// Replies that do not leave cost as much as others, and so does what finds nothing.
+#[test]
+fn pipeline_without_replies_lets_others_in() {
+    let mut world = World::new(2);
+    world.complete();
+    let long = "b".repeat(6_000);
+    for command in [["SET", &long, ""], ["SADD", "set", &long]] {
+        world.ask(0, &command);
+    }
+    world.ask(0, &["HSET", "hash", &long, ""]);
+    world.ask(0, &["ZADD", "scores", "1", &long]);
+    let class = format!("*[{}]", "a".repeat(1_000));
+    let many = |count: usize, words: &[&str]| array(words.iter().map(|word| (*word).to_owned())).repeat(count);
+    for (commands, turns_min) in [
+        (many(200, &["COMMAND", "DOCS"]), 50),
+        (many(200, &["COMMAND"]), 20),
+        (many(2_000, &["COMMAND", "LIST", "FILTERBY", "PATTERN", "nothing*"]), 50),
+        (many(1_000, &["INFO"]), 5),
+        (many(1_000, &["CLIENT", "LIST"]), 2),
+        (many(1_000, &["PING", &long]), 20),
+        (many(1_000, &["KEYS", &class]), 5),
+        (many(1_000, &["SCAN", "0", "MATCH", &class]), 5),
+        (many(1_000, &["HSCAN", "hash", "0", "MATCH", &class]), 5),
+        (many(1_000, &["SSCAN", "set", "0", "MATCH", &class]), 5),
+        (many(1_000, &["ZSCAN", "scores", "0", "MATCH", &class]), 5),
+    ] {
+        world.receive(0, &format!("CLIENT REPLY OFF\r\n{commands}CLIENT REPLY ON\r\n"));
+        let what = commands[..60].escape_default();
+        let mut turns = 0;
+        while world.take_batch(0).is_none() {
+            world.receive(1, "PING\r\n");
+            assert_eq!(world.take_batch(1).as_deref(), Some("+PONG\r\n"), "{what}");
+            turns += 1;
+            assert!(turns <= 10_000, "{what} does not go on");
+            world.end_one_turn();
+        }
+        assert!(turns >= turns_min, "{what}: {turns} turns");
+        world.end_turn();
+    }
+}
+
+/// Nothing answers an empty line, and each could begin a request of either protocol.
+#[test]
+fn a_stranger_is_ended_after_a_few_empty_lines() {
+    let settings = Settings { password: Some("open sesame".into()), ..Settings::default() };
+    let mut world = World::set_up(Folder::new(), Medium::Block, 1, 2, settings);
+    world.send(0, &"\n \r\n".repeat(16));
+    assert!(!world.conns[0].as_ref().unwrap().is_closing());
+    assert_eq!(world.ask(0, &["AUTH", "open sesame"]), "+OK\r\n");
+    world.send(0, &"\n".repeat(1_000));
+    assert_eq!(world.ask(0, &["PING"]), "+PONG\r\n");
+    world.send(1, &"\n".repeat(33));
+    assert!(world.conns[1].as_ref().unwrap().is_closing());
+    assert_eq!(world.take_batch(1), None);
+    // Where no password is needed, as in Redis.
+    let mut world = World::new(1);
+    world.send(0, &"\n".repeat(1_000));
+    assert_eq!(world.ask(0, &["PING"]), "+PONG\r\n");
+}
+
 /// Where a password is needed, whoever tells it is a client, by either protocol: until `RESET`, or until a request without it.
 #[test]
 fn who_has_told_the_password_is_no_stranger() {
