@@ -6,12 +6,11 @@ use std::process::Command;
 use crate::common::*;
 use ksf_accel_proto::{CpuMask, Layout, PortRange};
 
-/// An address of this network that is no loopback address, and a listener there.
+/// An address of this network that is no loopback address, and a listener there. Its port is none that connections get.
 fn service() -> (TcpListener, String) {
     ip("address add 10.9.0.1/32 dev lo");
-    let listener = TcpListener::bind("10.9.0.1:0").unwrap();
-    let to = format!("{} {}", 0x0a09_0001, listener.local_addr().unwrap().port());
-    (listener, to)
+    let listener = TcpListener::bind("10.9.0.1:8000").unwrap();
+    (listener, format!("{} 8000", 0x0a09_0001))
 }
 
 fn actors(layout: &str) -> Actors {

@@ -56,6 +56,15 @@ fn accepted(holder: &Started) -> u64 {
     from_queues(holder) + counted(&holder.status().unwrap()).accepted_fallback
 }
 
+/// Asks as [`all_are_served`] does. The listener gets only connections that find all workers
+/// stalled. Each stall accounts for two at most: a worker that has waited again is steered to, and
+/// it may answer one connection before that.
+fn are_served_by_queue(holder: &Started, question: &str, answer: &str) {
+    all_are_served(holder, question, answer);
+    let status = holder.status().unwrap();
+    assert!(from_queues(holder) > 0 && counted(&status).accepted_fallback <= 2 * status.stalls, "{status:#?}");
+}
+
 /// Connections that workers took from their own queues, and from those of workers that were busy for long.
 fn from_queues(holder: &Started) -> u64 {
     let counters = counted(&holder.status().unwrap());
@@ -86,14 +95,15 @@ fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
         let holder = holder();
         let Some(server) = nginx(&holder, events, listen) else { return };
         let case = format!("{events}{listen}");
-        let mutex = events.contains("mutex");
-        if mutex {
+        if events.contains("mutex") {
             wait_until("a worker is ready", || !ready(&holder).is_empty());
+            // What comes while the mutex passes from one to the other is for the listener.
+            all_are_served(&holder, HTTP, "served");
+            assert!(from_queues(&holder) > 0, "{case}: {:#?}", holder.status());
         } else {
             wait_ready(&holder, 2);
+            are_served_by_queue(&holder, HTTP, "served");
         }
-        all_are_served(&holder, HTTP, "served");
-        assert!(from_queues(&holder) >= if mutex { 1 } else { 100 }, "{case}: {:#?}", holder.status());
         // Reloaded in the next test.
         if listen == "reuseport" {
             continue;
@@ -200,8 +210,7 @@ fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads()
     command.args(["-W", "-q", "-S"]).arg(format!("unix@{}", master.display())).arg("-f").arg(config);
     let server = Server::other(command, PORT);
     wait_ready(&holder, 2);
-    all_are_served(&holder, HTTP, "served");
-    assert!(from_queues(&holder) >= 100, "{:#?}", holder.status());
+    are_served_by_queue(&holder, HTTP, "served");
     under_load(&holder, HTTP, |more| {
         for _ in 0..3 {
             reload_haproxy(&server, &master, &holder);
@@ -227,12 +236,11 @@ fn lighttpd_serves_by_a_queue_for_each_process() {
     command.args(["-D", "-f"]).arg(config);
     let server = Server::other(command, PORT);
     wait_ready(&holder, 2);
-    all_are_served(&holder, HTTP, "served");
+    are_served_by_queue(&holder, HTTP, "served");
     under_load(&holder, HTTP, |more| {
         more();
         more();
     });
-    assert!(from_queues(&holder) >= 100, "{:#?}", holder.status());
     drop(server);
 }
 
@@ -248,7 +256,7 @@ fn redis_serves_by_its_queue() {
     let _server = Server::other(command, PORT);
     wait_ready(&holder, 1);
     let question = "PING\r\nQUIT\r\n";
-    all_are_served(&holder, question, "+PONG");
+    are_served_by_queue(&holder, question, "+PONG");
     // It writes its data by a forked child, which does not disturb.
     under_load(&holder, question, |more| {
         let saved = ask_each(Ipv4Addr::LOCALHOST, PORT, "SET a b\r\nBGSAVE\r\nQUIT\r\n", 1);
@@ -258,7 +266,6 @@ fn redis_serves_by_its_queue() {
     });
     let status = holder.status().unwrap();
     assert_eq!(status.workers.len(), 1, "{status:?}");
-    assert!(counted(&status).accepted_own >= 100);
 }
 
 #[test]
@@ -271,7 +278,7 @@ fn memcached_serves_by_its_queue() {
     let _server = Server::other(command, PORT);
     wait_ready(&holder, 1);
     let question = "version\r\nquit\r\n";
-    all_are_served(&holder, question, "VERSION");
+    are_served_by_queue(&holder, question, "VERSION");
     under_load(&holder, question, |more| {
         more();
         more();
@@ -279,5 +286,4 @@ fn memcached_serves_by_its_queue() {
     // One thread accepts for all: one worker.
     let status = holder.status().unwrap();
     assert_eq!(status.workers.len(), 1, "{status:?}");
-    assert!(counted(&status).accepted_own >= 100);
 }
