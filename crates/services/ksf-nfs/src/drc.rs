@@ -63,8 +63,8 @@ const STRIPES: usize = 16;
 /// What an entry takes without its reply: the key twice (map and queue), and the entry.
 pub const ENTRY_BYTES: usize = 2 * size_of::<RequestKey>() + 96;
 
-/// Bytes at the beginning and at the end of the arguments of which the checksum is made. Between them lie data of a WRITE
-/// only: its handle, offset and count are at the beginning.
+/// Bytes at the beginning and at the end of the arguments of a WRITE of which the checksum is made. Between them lie data only: handle,
+/// offset and count are at the beginning.
 const CHECKED_BYTES: usize = 256;
 
 /// Who sent a request, as far as the transport tells.
@@ -328,8 +328,10 @@ impl<W> Drc<W> {
             }
         }
         call.args.len().hash(&mut hasher);
-        if let (Some(first), Some(last)) =
-            (call.args.first_chunk::<CHECKED_BYTES>(), call.args.last_chunk::<CHECKED_BYTES>())
+        let is_write = (call.program, call.procedure) == (NFS_PROGRAM, Procedure::Write as u32);
+        if is_write
+            && let (Some(first), Some(last)) =
+                (call.args.first_chunk::<CHECKED_BYTES>(), call.args.last_chunk::<CHECKED_BYTES>())
         {
             (first, last).hash(&mut hasher);
         } else {

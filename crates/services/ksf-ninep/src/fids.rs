@@ -9,6 +9,8 @@ use rustix::io::Errno;
 
 /// Memory that a fid takes, about: the handles of an object and its folder, and a name.
 pub(crate) const FID_BYTES: usize = 512;
+/// Longest name of an extended attribute (XATTR_NAME_MAX, linux/limits.h).
+const XATTR_NAME_BYTES_MAX: usize = 255;
 
 /// Flags of Txattrcreate, as setxattr(2) has them.
 const XATTR_CREATE: u32 = 1;
@@ -166,6 +168,9 @@ impl Fids {
         room: usize,
     ) -> Result<(), Errno> {
         let (id, node) = self.closed(fid)?;
+        if name.len() > XATTR_NAME_BYTES_MAX {
+            return Err(Errno::RANGE);
+        }
         let size = usize::try_from(size).ok().filter(|size| *size <= XATTR_BYTES_MAX).ok_or(Errno::TOOBIG)?;
         if size > room {
             return Err(Errno::NOMEM);

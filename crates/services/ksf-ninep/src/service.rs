@@ -106,7 +106,8 @@ impl Service for NinepService {
         };
         let asked = Asked { kind, tag, session: session.number(), started };
         let keep = |range| message.keep_part(range);
-        self.serve(turn, session, asked, request, &Input { bytes: message.bytes(), keep: &keep }, reply);
+        let input = Input { bytes: message.bytes(), uncounted_bytes: 0, keep: &keep };
+        self.serve(turn, session, asked, request, &input, reply);
     }
 
     fn resume(&self, turn: &mut WarmTurn, session: &mut Session, state: Box<dyn Any + Send>, reply: &mut Replies<'_>) {
@@ -124,7 +125,8 @@ impl Service for NinepService {
             && let Some(file) = session.fids.open_of(work.handle())
         {
             let work = work.with_open(file.clone());
-            let job = Job { core: Arc::clone(&self.core), way: reply.defer_for(FIXED_BYTES), asked };
+            let way = reply.defer_for(FIXED_BYTES + work.value_bytes());
+            let job = Job { core: Arc::clone(&self.core), way, asked };
             return job.submit(&self.lanes, work);
         }
         self.finish(session, asked, Done { answer, change }, reply);
@@ -203,7 +205,7 @@ impl NinepService {
                 }
                 None => {
                     let changes = changed.filter(|_| work.changes_fid());
-                    let bytes = self.reply_bytes_of(session, input.bytes);
+                    let bytes = self.reply_bytes_of(session, input.bytes) + work.value_bytes() + input.uncounted_bytes;
                     self.job(session, asked, changes, reply.defer_for(bytes)).submit(&self.lanes, work);
                     (false, changes)
                 }
@@ -248,7 +250,8 @@ impl NinepService {
         }
         let Ok((_, request)) = Request::parse(&message) else { return reply.close() };
         let keep = |range| message.slice(range);
-        if self.serve(turn, session, asked, Ok(request), &Input { bytes: &message, keep: &keep }, reply) {
+        let input = Input { bytes: &message, uncounted_bytes: message.len(), keep: &keep };
+        if self.serve(turn, session, asked, Ok(request), &input, reply) {
             self.end(session, asked.tag, reply);
         }
     }
@@ -522,6 +525,8 @@ fn say(reply: &mut Replies<'_>, tag: u16, answer: Reply<'_>) -> Result<(), Errno
 /// A message as it was received.
 struct Input<'a> {
     bytes: &'a [u8],
+    /// Of a message that was held: the framework counts no longer what is kept of it.
+    uncounted_bytes: usize,
     /// Keeps a part of it.
     keep: &'a dyn Fn(Range<usize>) -> Chunk,
 }

@@ -244,6 +244,11 @@ impl Work {
         }
     }
 
+    /// Bytes of it that a fid had: they count with the request then.
+    pub(crate) fn value_bytes(&self) -> usize {
+        if let Self::SetXattr { setting, .. } = self { setting.size } else { 0 }
+    }
+
     /// Bytes of memory that the request takes until it is executed.
     pub(crate) fn bytes(&self) -> usize {
         let more = match self {
@@ -353,10 +358,11 @@ impl Work {
                 walked_to(tag, walked, (id, names.len(), in_place))?
             }
             Self::Open { id, node, how, directory, iounit } => {
-                let (file, attr) = fs.open(lane, &node.caller, &node.handle, how)?;
-                if directory && file.file_type() != FileType::Directory {
+                // Before the open, which may truncate.
+                if directory && fs.getattr(lane, &node.handle)?.file_type != FileType::Directory {
                     return Err(Errno::NOTDIR);
                 }
+                let (file, attr) = fs.open(lane, &node.caller, &node.handle, how)?;
                 let reply = Reply::Lopen { qid: qid_of(&attr), iounit };
                 Done::message(tag, reply, Some(Change::Opened(id, None, file)))
             }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
 use ksf_fs::Squash;
-use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, qid_kind};
+use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, open_flag, qid_kind};
 use ksf_test::{is_root, root_or_skip, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -580,6 +580,7 @@ fn extended_attributes_are_read_and_written_by_fids_of_their_own() {
     for (request, errno) in [
         (create(1, 65_537, 0), libc::E2BIG),
         (create(1, u64::MAX, 0), libc::E2BIG),
+        (Request::Xattrcreate { fid: 1, name: &[b'n'; 256], size: 0, flags: 0 }, libc::ERANGE),
         (create(1, 1, 4), libc::EINVAL),
         (create(9, 1, 0), libc::EBADF),
         (Request::Xattrwalk { fid: 9, newfid: 3, name: b"" }, libc::EBADF),
@@ -598,6 +599,19 @@ fn extended_attributes_are_read_and_written_by_fids_of_their_own() {
     assert_eq!(client.clunk(4), Err(libc::EINVAL));
     assert_eq!(client.clunk(4), Err(libc::EBADF), "it is given back all the same");
     assert_eq!(get(&mut client, b"user.x"), Err(libc::ENODATA));
+    serving.stop();
+}
+
+#[test]
+fn an_open_that_fails_for_the_type_truncates_nothing() {
+    let place = Place::new();
+    fs::write(place.path("file"), "text").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    let flags = open_flag::WRITE | open_flag::TRUNCATE | open_flag::DIRECTORY;
+    assert_eq!(client.does(Request::Lopen { fid: 1, flags }), Err(libc::ENOTDIR));
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"text");
     serving.stop();
 }
 

@@ -37,6 +37,15 @@ fn a_second_try_gets_the_reply_to_the_first() {
 }
 
 #[test]
+fn calls_that_differ_in_the_middle_of_long_arguments_are_not_one() {
+    let drc = Drc::<u32>::new(DrcLimits::default());
+    // A RENAME with two long names has the handle of its target directory in the middle.
+    let (one, mut other) = ([7; 592], [7; 592]);
+    other[300] = 8;
+    assert_ne!(drc.key(client(), &call(1, &one)), drc.key(client(), &call(1, &other)));
+}
+
+#[test]
 fn what_runs_is_not_run_twice_and_no_try_of_it_is_refused() {
     let drc = Drc::new(DrcLimits::default());
     let origins: Vec<Origin> = (0..10).map(|_| Origin::new()).collect();
