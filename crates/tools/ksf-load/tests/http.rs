@@ -448,7 +448,8 @@ fn set_sysctl(name: &str, value: &str) {
 #[test]
 fn a_run_that_would_use_up_the_ports_is_refused_and_its_failures_are_told() {
     let Some(()) = own_network_or_skip("network namespace of its own, for its range of ports") else { return };
-    let server = good_server();
+    // Servers whose ports are outside of the range.
+    let server = http_server_on("127.0.0.1:41000", |_, _| ok_with("hello"));
     set_sysctl("ip_local_port_range", "40000 40009");
     set_sysctl("tcp_tw_reuse", "0");
     let refused = run_http(&format!("http://{server}/ -c 50 -n 1 --close client"));

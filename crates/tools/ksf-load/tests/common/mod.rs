@@ -272,7 +272,11 @@ pub fn ok_with(body: &str) -> Vec<u8> {
 /// A server that answers request number `n` (from 0, per connection) with the bytes `answer` makes of its head, and
 /// closes when it was asked to.
 pub fn http_server(answer: impl FnMut(u64, &str) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
-    tcp_server(move |mut stream| {
+    http_server_on("127.0.0.1:0", answer)
+}
+
+pub fn http_server_on(at: &str, answer: impl FnMut(u64, &str) -> Vec<u8> + Send + Clone + 'static) -> SocketAddr {
+    tcp_server_on(at, move |mut stream| {
         let mut answer = answer.clone();
         let mut number = 0;
         while let Some(head) = read_head(&mut stream)? {
