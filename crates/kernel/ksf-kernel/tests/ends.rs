@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::common::*;
 use crate::rig::*;
@@ -15,9 +15,6 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_services::rpc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-/// Far more than an end takes, and far less than the kernel's own patience with a peer that is not answered.
-const SOON: Duration = Duration::from_secs(20);
 
 /// What makes a connection end.
 struct Way {
@@ -47,6 +44,13 @@ impl Ending {
         let service = Arc::new(rpc::NullService::new("rpc", table));
         let listen = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());
         Self::Base(Server::builder().engine(engine).limits(limits).listen(listen, service, None).start().unwrap())
+    }
+
+    fn server(&self) -> &Server {
+        match self {
+            Self::Kernel(rig) => &rig.server,
+            Self::Base(server) => server,
+        }
     }
 
     fn connect(&self) -> TcpStream {
@@ -114,7 +118,9 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, way.reads && !saw_end);
         flags.set(PollFlags::OUT, !way.goes_on.is_empty());
-        let left = SOON.checked_sub(begun.elapsed()).unwrap_or_else(|| panic!("{what}: the connection does not end"));
+        // Far less than the kernel's own patience with a peer that is not answered.
+        let left =
+            PATIENCE.checked_sub(begun.elapsed()).unwrap_or_else(|| panic!("{what}: the connection does not end"));
         poll(&mut [PollFd::new(&*peer, flags)], Some(&Timespec::try_from(left).unwrap())).unwrap();
         let mut buf = [0; 16 << 10];
         if way.reads && !saw_end {
@@ -142,7 +148,7 @@ fn every_end_reaches_its_peer_soon() {
             for way in ways() {
                 let what = format!("{} on {engine}, kernel half: {kernel}", way.what);
                 in_new_network(|| {
-                    let server = Ending::start(engine, kernel, way.limits.clone());
+                    let server = Ending::start(engine, kernel, Limits::default());
                     let mut peers: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect();
                     for (number, peer) in peers.iter_mut().enumerate() {
                         // Some have been with the kernel half for a while.
@@ -152,6 +158,8 @@ fn every_end_reaches_its_peer_soon() {
                         }
                         send_all(peer, &way.sends);
                     }
+                    // Only now: no pause of this test ends a connection before.
+                    server.server().set_limits(&way.limits.clone().into());
                     thread::scope(|scope| {
                         let (way, what) = (&way, &what[..]);
                         let spawn = |peer| scope.spawn(move || until_end(peer, way, what));
