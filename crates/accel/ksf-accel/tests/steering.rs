@@ -51,7 +51,7 @@ fn workers_of_one_cpu_take_turns() {
 #[test]
 fn who_is_busy_stalled_or_not_ready_is_passed_over() {
     let Some([a, b]) = network_on_two_cpus() else { return };
-    let holder = start_with(|options| options.busy_limit_ns = 1_000_000_000);
+    let holder = start_with(|options| options.busy_limit_ns = 20_000_000_000);
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
     let address = own.local_addr().unwrap();
@@ -74,11 +74,11 @@ fn who_is_busy_stalled_or_not_ready_is_passed_over() {
     assert_eq!(goes("all wait"), "home");
     library.set_busy(&on_a, 0);
     assert_eq!(goes("home busy for a moment"), "home");
-    library.set_busy(&on_a, 2_000);
+    library.set_busy(&on_a, 21_000);
     assert_eq!(goes("home busy for long"), "other");
     library.set_busy(&on_b, 0);
     assert_eq!(goes("home busy for long, other for a moment"), "other");
-    library.set_busy(&on_b, 2_000);
+    library.set_busy(&on_b, 21_000);
     assert_eq!(goes("both busy for long"), "home");
     waits(&on_a);
     waits(&on_b);

@@ -4,11 +4,10 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use super::common::*;
 use ksf_accel::flow::{CpuMask, FlowError, Layout, Mode, ModeWish, Policy, PortRange, Proof, Steering, Trial};
-use ksf_test::{NEAR, in_new_network, ip, on_cpu, pin};
+use ksf_test::{NEAR, PATIENCE, in_new_network, ip, on_cpu, pin, wait_until};
 
 const CONNECTIONS: usize = 20;
 
@@ -40,15 +39,11 @@ fn opened_on(cpu: usize, layout: &Layout, to: &str) -> (usize, usize) {
 /// reply. Without steering that is the rule. It is not so each time: a reply that arrives while its socket is in use is
 /// kept until the socket is free, and this CPU processes it then, as it does what the acknowledgement of ours sets off.
 fn assert_the_senders_cpu_processes(cpu: usize, layout: &Layout) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    loop {
+    wait_until("another CPU processes a reply", || {
         let (local, chosen) = opened_on(cpu, layout, ECHO4);
         assert_eq!(chosen, CONNECTIONS);
-        if local < CONNECTIONS {
-            return;
-        }
-        assert!(Instant::now() < limit, "all is processed on CPU {cpu} without steering");
-    }
+        local < CONNECTIONS
+    });
 }
 
 fn frames_steered(steering: &Steering) -> u64 {
@@ -183,11 +178,11 @@ fn somebody_elses_program_is_left_alone() {
         assert!(matches!(steering.attach("near", ours), Err(FlowError::Busy { .. })));
         drop(other);
         // Who lists the links of the machine holds each of them for a moment, as other tests do: it ends with that.
-        let limit = Instant::now() + Duration::from_secs(60);
-        while let Err(error) = steering.attach("near", ours) {
-            assert!(matches!(error, FlowError::Busy { .. }) && Instant::now() < limit, "{error}");
-            thread::yield_now();
-        }
+        wait_until("there is room", || {
+            let attached = steering.attach("near", ours);
+            assert!(matches!(attached, Ok(_) | Err(FlowError::Busy { .. })), "{attached:?}");
+            attached.is_ok()
+        });
     }
     let mut steering = Steering::load(&layout, &[]).unwrap();
     for name in ["nosuch", "", "a\0b"] {
@@ -230,7 +225,6 @@ fn a_refused_connection_is_refused() {
 #[test]
 fn a_trial_says_where_answers_are_processed() {
     let Some(cpus) = root_on_two_cpus() else { return };
-    let limit = Duration::from_secs(10);
     for (offload, mode) in [(false, Mode::Native), (true, Mode::Generic)] {
         with_peer(cpus, offload, || {
             let layout = layout(cpus);
@@ -243,22 +237,21 @@ fn a_trial_says_where_answers_are_processed() {
             .unwrap();
             let mut steering = Steering::load(&layout, &[Policy::Ports]).unwrap();
             steering.attach(NEAR.0, ModeWish::Auto).unwrap();
-            let trials = steering.prove(ECHO4.parse().unwrap(), limit).unwrap();
+            let trials = steering.prove(ECHO4.parse().unwrap(), PATIENCE).unwrap();
             assert_eq!(trials.iter().map(|trial| trial.cpu).collect::<Vec<_>>(), cpus);
             assert!(trials.iter().all(Trial::is_local), "{trials:?}");
             assert_eq!(steering.mode(), Some(mode));
 
-            let refused = steering.prove(CLOSED.parse().unwrap(), limit).unwrap();
+            let refused = steering.prove(CLOSED.parse().unwrap(), PATIENCE).unwrap();
             assert!(refused.iter().all(|trial| trial.processed_on.is_err()), "{refused:?}");
             assert_eq!(steering.mode(), Some(Mode::Generic), "a failure is blamed on native mode first");
             // Without steering the peer's CPU processes both. Not seen each time: its end may meet, on its way into the
             // socket, the acknowledgement of ours, which this CPU processes; the later one leaves its CPU's number.
             steering.detach();
-            let told = (0..10).any(|_| {
-                let trials = steering.prove(ECHO6.parse().unwrap(), limit).unwrap();
+            wait_until("the peer's CPU processes both", || {
+                let trials = steering.prove(ECHO6.parse().unwrap(), PATIENCE).unwrap();
                 trials.iter().map(Trial::is_local).eq([false, true])
             });
-            assert!(told, "all seems local without steering");
         });
     }
 }
