@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn a_look_up_that_hangs_holds_up_those_who_wait_for_it_alone() {
         let Some(()) = ksf_test::root_or_skip("identities") else { return };
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let folder = ksf_test::Folder::to_export();
+        std::fs::create_dir(folder.path("data")).unwrap();
         let mut fs = Fs::new(FsOptions::default()).unwrap();
         let (hung, is_over) = channel::<()>();
         let is_over = Mutex::new(is_over);
@@ -294,7 +294,7 @@ mod tests {
             vec![uid]
         });
         let options = ExportOptions { manage_gids: true, ..ExportOptions::default() };
-        let export = fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+        let export = fs.add_export(&folder.path("data"), &folder.path("state"), options).unwrap();
         let (fs, lanes) = (Arc::new(fs), Arc::new(Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap()));
         let (sender, told) = channel();
         let access = |uid: u32| {

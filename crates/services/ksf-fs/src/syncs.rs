@@ -193,18 +193,18 @@ mod tests {
 
     /// A served directory with its threads.
     struct Served {
-        folder: tempfile::TempDir,
+        folder: ksf_test::Folder,
         fs: Arc<Fs>,
         lanes: Lanes,
     }
 
     impl Served {
         fn new(threads: usize) -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            std::fs::create_dir(folder.path().join("data")).unwrap();
+            let folder = ksf_test::Folder::to_export();
+            std::fs::create_dir(folder.path("data")).unwrap();
             let mut fs = Fs::new(FsOptions { uncommitted_files_max: 2, ..FsOptions::default() }).unwrap();
             let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-            fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+            fs.add_export(&folder.path("data"), &folder.path("state"), options).unwrap();
             let lanes = Lanes::start(&LaneOptions { threads }, 1).unwrap();
             Self { folder, fs: Arc::new(fs), lanes }
         }
@@ -299,7 +299,7 @@ mod tests {
             done(write);
         }
         served.until(|counters| (counters.queued_syncs, counters.queued_bytes) == (0, 0));
-        assert_eq!(std::fs::read(served.folder.path().join("data/slow")).unwrap(), b"text");
+        assert_eq!(std::fs::read(served.folder.path("data/slow")).unwrap(), b"text");
     }
 
     #[test]

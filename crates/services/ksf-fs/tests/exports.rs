@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::common::{Served, kind, on_lane, root, wait_until_old};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
-use ksf_test::{own_run_or_skip, root_or_skip, skip};
+use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip};
 
 /// Why a path cannot be exported beside those that are.
 fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
@@ -16,8 +16,8 @@ fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> Stri
 
 #[test]
 fn mistakes_get_one_line_with_the_remedy() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let folder = Folder::to_export();
+    let path = |name: &str| folder.path(name);
     fs::create_dir_all(path("data/inner")).unwrap();
     fs::write(path("file"), "").unwrap();
     let mut layer = Fs::new(FsOptions::default()).unwrap();
@@ -34,18 +34,18 @@ fn mistakes_get_one_line_with_the_remedy() {
 
 #[test]
 fn a_file_system_without_handles_is_refused_with_the_reason() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Folder::to_export();
     let mut layer = Fs::new(FsOptions::default()).unwrap();
-    let error = refused(&mut layer, std::path::Path::new("/proc/self/fd"), folder.path());
+    let error = refused(&mut layer, std::path::Path::new("/proc/self/fd"), &folder.path(""));
     assert!(error.contains("gives no file handles"), "{error}");
 }
 
 #[test]
 fn a_key_that_others_read_or_that_is_damaged_is_refused() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("data")).unwrap();
-    let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+    let folder = Folder::to_export();
+    fs::create_dir(folder.path("data")).unwrap();
+    let (data, state) = (folder.path("data"), folder.path("state"));
     let mut layer = Fs::new(FsOptions::default()).unwrap();
     layer.add_export(&data, &state, ExportOptions::default()).unwrap();
     let key = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
@@ -61,9 +61,9 @@ fn a_key_that_others_read_or_that_is_damaged_is_refused() {
 
 #[test]
 fn a_key_that_is_not_the_servers_own_file_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("data")).unwrap();
-    let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+    let folder = Folder::to_export();
+    fs::create_dir(folder.path("data")).unwrap();
+    let (data, state) = (folder.path("data"), folder.path("state"));
     let open = || Fs::new(FsOptions::default()).unwrap().add_export(&data, &state, ExportOptions::default());
     open().unwrap();
     let key = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
@@ -71,7 +71,7 @@ fn a_key_that_is_not_the_servers_own_file_is_refused() {
         let error = open().unwrap_err().to_string();
         assert!(error.contains("not a file of the server's user") && error.lines().count() == 1, "{how}: {error}");
     };
-    let elsewhere = folder.path().join("elsewhere");
+    let elsewhere = folder.path("elsewhere");
     fs::rename(&key, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &key).unwrap();
     refused("a link");

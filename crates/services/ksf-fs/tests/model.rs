@@ -193,17 +193,17 @@ proptest! {
     fn calls_do_what_they_do_on_a_plain_folder(steps in steps()) {
         on_lane(|lane| {
             let served = Served::open_to_all();
-            let other = tempfile::tempdir().unwrap();
+            let other = ksf_test::Folder::to_export();
             for (at, step) in steps.iter().enumerate() {
                 let ours = by_handles(&served, lane, step);
-                let theirs = plain(other.path(), step);
+                let theirs = plain(&other.path(""), step);
                 match step {
                     // Both folders are looked up before the call, so which of two errors comes first may differ.
                     Step::Rename(..) | Step::Link(..) => assert_eq!(ours.is_ok(), theirs.is_ok(), "step {at}: {step:?}"),
                     _ => assert_eq!(ours, theirs, "step {at}: {step:?}"),
                 }
             }
-            let (ours, theirs) = (tree(&served.path("")), tree(other.path()));
+            let (ours, theirs) = (tree(&served.path("")), tree(&other.path("")));
             assert_eq!(ours, theirs);
         });
     }

@@ -391,12 +391,12 @@ fn folders_and_files_are_removed_by_their_own_calls() {
 #[test]
 fn two_exports_have_nothing_in_common() {
     on_lane(|lane| {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = ksf_test::Folder::to_export();
         let mut layer = Fs::new(ksf_fs::FsOptions::default()).unwrap();
         let mut add = |name: &str| {
-            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::create_dir(folder.path(name)).unwrap();
             let options = ksf_fs::ExportOptions { squash: ksf_fs::Squash::None, ..Default::default() };
-            layer.add_export(&folder.path().join(name), &folder.path().join("state"), options).unwrap()
+            layer.add_export(&folder.path(name), &folder.path("state"), options).unwrap()
         };
         let (one, two) = (add("one"), add("two"));
         let file = layer.create(lane, &root(), one.root(), b"file", &CreateHow::Guarded(NONE)).result.unwrap().handle;

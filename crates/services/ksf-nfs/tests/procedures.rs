@@ -548,11 +548,13 @@ fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {
     let mut args = vec![
         (1, handle(&file)),
         (3, named(&root, "file")),
-        (3, named(&root, "missing")),
         (4, [handle(&file), words(&[0x3f])].concat()),
         (4, [handle(&root), words(&[0x1f])].concat()),
     ];
-    if reads_at_once(&place) {
+    if ksf_test::keeps_absent_names(&place.path("")) {
+        args.push((3, named(&root, "missing")));
+    }
+    if ksf_test::reads_at_once(&place.path("")) {
         args.extend(
             [(0, 4096), (9_999, 4096), (10_000, 1), (5_000, 3)]
                 .map(|(offset, count)| (6, read_args(&file, offset, count))),
@@ -581,15 +583,4 @@ fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {
     assert_eq!(after.calls - before.calls, calls + 1, "and the first LOOKUP");
     assert_eq!(after.read_bytes - before.read_bytes, read_bytes);
     serving.stop();
-}
-
-/// Whether the kernel tells what is in memory (cachestat(2), since Linux 6.5), and a read does not change the time of the last access
-/// each time.
-fn reads_at_once(place: &Place) -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
-    let mount = rustix::fs::statvfs(place.path("")).unwrap();
-    let lazy = rustix::fs::StatVfsMountFlags::RELATIME | rustix::fs::StatVfsMountFlags::NOATIME;
-    let is_tmpfs = rustix::fs::statfs(place.path("")).unwrap().f_type == 0x0102_1994;
-    (numbers.next(), numbers.next()) >= (Some(6), Some(5)) && mount.f_flag.intersects(lazy) && !is_tmpfs
 }

@@ -730,6 +730,8 @@ fn what_the_shard_answers_is_what_a_lane_answers() {
     let at_once = || serving.ninep.files().fs_counters().warm;
     let expected = client.walk(ROOT, 1, "a/b/file").unwrap();
     let stat = client.stat(1).unwrap();
+    // The walks to absent names are on lanes where the kernel forgets these.
+    let told_at_once = if ksf_test::keeps_absent_names(&place.path("")) { 4 } else { 2 };
     wait_until("walks and attributes are told at once", || {
         let before = at_once();
         assert_eq!(client.walk(ROOT, 2, "a/b/file").unwrap(), expected);
@@ -738,7 +740,7 @@ fn what_the_shard_answers_is_what_a_lane_answers() {
         assert_eq!(client.stat(3), Err(libc::EBADF), "it was made by neither");
         assert_eq!(client.stat(2).unwrap(), stat);
         client.clunk(2).unwrap();
-        at_once() == before + 4
+        at_once() == before + told_at_once
     });
     serving.stop();
 }

@@ -27,7 +27,7 @@ mod wait;
 
 pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
 pub use effort::effort;
-pub use folder::{Folder, folder, install, repository};
+pub use folder::{Folder, folder, install, keeps_absent_names, reads_at_once, repository};
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{
     FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, network_on_two_cpus_or_skip,

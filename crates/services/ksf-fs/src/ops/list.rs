@@ -273,12 +273,12 @@ mod tests {
 
     #[test]
     fn a_known_handle_is_told_of_the_inode_with_its_time_of_birth_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let data = folder.path().join("data");
+        let folder = ksf_test::Folder::to_export();
+        let data = folder.path("data");
         std::fs::create_dir(&data).unwrap();
         std::fs::write(data.join("file"), "12345").unwrap();
         let mut layer = Fs::new(FsOptions::default()).unwrap();
-        let export = layer.add_export(&data, &folder.path().join("state"), ExportOptions::default()).unwrap();
+        let export = layer.add_export(&data, &folder.path("state"), ExportOptions::default()).unwrap();
         let descriptor = rustix::fs::open(data.join("file"), OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let stat = rustix::fs::statx(&descriptor, c"", AtFlags::EMPTY_PATH, OF_ENTRY).unwrap();
         let own = describe(&export, &descriptor, None).unwrap();

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use ksf_fs::{
     CreateHow, Credential, ErrorKind, Export, ExportOptions, Found, Fs, FsOptions, Handle, Lane, SetAttr, Squash,
 };
+use ksf_test::Folder;
 
 /// Folder and state are removed in the end.
 pub(crate) struct Served {
-    folder: tempfile::TempDir,
+    folder: Folder,
     pub(crate) fs: Fs,
     pub(crate) export: Arc<Export>,
 }
@@ -21,8 +22,8 @@ impl Served {
     }
 
     pub(crate) fn with(options: ExportOptions, bounds: FsOptions) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("data")).unwrap();
+        let folder = Folder::to_export();
+        std::fs::create_dir(folder.path("data")).unwrap();
         let (fs, export) = open(&folder, options, bounds);
         Self { folder, fs, export }
     }
@@ -40,7 +41,7 @@ impl Served {
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join("data").join(name)
+        self.folder.path("data").join(name)
     }
 
     pub(crate) fn root(&self) -> &Handle {
@@ -58,9 +59,9 @@ impl Served {
     }
 }
 
-fn open(folder: &tempfile::TempDir, options: ExportOptions, bounds: FsOptions) -> (Fs, Arc<Export>) {
+fn open(folder: &Folder, options: ExportOptions, bounds: FsOptions) -> (Fs, Arc<Export>) {
     let mut fs = Fs::new(bounds).unwrap();
-    let export = fs.add_export(&folder.path().join("data"), &folder.path().join("state"), options).unwrap();
+    let export = fs.add_export(&folder.path("data"), &folder.path("state"), options).unwrap();
     (fs, export)
 }
 

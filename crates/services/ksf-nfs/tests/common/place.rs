@@ -15,7 +15,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let place = Self { folder: Folder::new() };
+        let place = Self { folder: Folder::to_export() };
         std::fs::create_dir(place.path("")).unwrap();
         place
     }

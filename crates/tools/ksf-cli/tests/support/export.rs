@@ -18,7 +18,7 @@ pub(crate) struct Place(pub(crate) Folder);
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let place = Place(Folder::new());
+        let place = Place(Folder::to_export());
         fs::create_dir(place.export()).unwrap();
         place
     }
