@@ -4,10 +4,9 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use ksf_test::stream::{connect, expect};
-use ksf_test::{Running, folder, own_network, repository, run, wait_until};
+use ksf_test::{Running, folder, own_network, repository, run};
 
 thread_local! {
     /// The directory with the shared library, made of the archive that cargo built for these tests. Each test has its own:
@@ -157,10 +156,8 @@ fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
     };
     let ask = || {
         let mut client = connect(address);
-        let begin = Instant::now();
         client.write_all(&frame(b"small")).unwrap();
         expect(&mut client, &frame(b"small"));
-        begin.elapsed()
     };
     ask();
     let idle_bytes = resident_bytes();
@@ -182,14 +179,9 @@ fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
         }
         look();
     }
-    // What the kernel had taken is worked off, or waits.
-    wait_until("the burst is over", || {
-        look();
-        ask() < Duration::from_millis(100)
-    });
-    for _ in 0..16 {
-        let took = ask();
-        assert!(took < Duration::from_secs(1), "a small request took {took:?}");
+    // While what the kernel had taken is worked off, and behind that.
+    for _ in 0..32 {
+        ask();
         look();
     }
     server.end_input();
