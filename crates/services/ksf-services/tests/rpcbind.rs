@@ -12,7 +12,7 @@ use ksf_proto::oncrpc::{Accepted, Call, PROC_NULL, ReplyStatus, put_reply, put_s
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::rpcbind::{Registration, RpcbindClient, RpcbindEndpoint, RpcbindEntry, RpcbindError, entries};
 use ksf_services::rpc::{Program, ProgramTable};
-use ksf_test::{Folder, Running, own_run_or_skip, program_or_skip, rpc, run, wait_until};
+use ksf_test::{Folder, Running, own_network, own_run_or_skip, program_or_skip, rpc, run, wait_until};
 
 /// Program, version, netid, universal address.
 type Row = (u32, u32, String, String);
@@ -159,9 +159,9 @@ fn expected_row(program: u32) -> Row {
     (program, 3, "tcp".into(), "127.0.0.1.242.97".into())
 }
 
-/// An address nobody listens on: bound for a moment, then given up.
+/// An address for datagrams that nobody receives at: bound for a moment, then given up, in a network without other programs.
 fn closed_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 #[test]
@@ -183,6 +183,7 @@ fn registers_and_takes_back_over_each_transport() {
 
 #[test]
 fn tries_one_endpoint_after_the_other() {
+    own_network();
     let dir = Folder::new();
     let fake = FakeRpcbind::default();
     let nobody = RpcbindEndpoint::Unix(dir.path("nobody.sock"));
