@@ -286,6 +286,7 @@ fn a_silent_udp_server_loses_every_message_once() {
 
 #[test]
 fn nobody_there_is_unavailable() {
+    own_network();
     // A port that was free a moment ago: nobody listens on it.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     for options in ["", "-j 3", "-u"] {

@@ -218,7 +218,7 @@ fn an_open_loop_charges_the_wait_to_the_server() {
     assert!(open.bound_hits >= 150, "{open:?}");
     // The waiting was the server's doing, so it is not this program's lateness.
     let lag_p90 = open.lag.quantiles.iter().find(|q| q.percent == 90.0).unwrap();
-    assert!(lag_p90.us < 100_000.0, "{open:?}");
+    assert!(lag_p90.us < p90.us, "{p90:?} {open:?}");
     assert!(ran.stderr.contains("in flight and had to wait"), "{}", ran.stderr);
 }
 

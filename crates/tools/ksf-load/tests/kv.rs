@@ -75,7 +75,8 @@ fn every_lie_is_told_by_its_kind() {
     ];
     for (number, (lie, faults)) in lies.into_iter().enumerate() {
         let (server, _) = kv_server(lie);
-        let ran = run_kv(&format!("{server} --keys 10 -c 1 -n 6000 --mix 50:50 --timeout 300ms --json"));
+        let timeout = short_timeout(faults);
+        let ran = run_kv(&format!("{server} --keys 10 -c 1 -n 6000 --mix 50:50 {timeout} --json"));
         assert_eq!((ran.code, ran.faults()), (1, faults.to_vec()), "{number}: {}", ran.stderr);
         assert!(ran.stderr.contains("connection 0: ") && ran.stderr.contains("not every reply was right"));
         ran.assert_reads_back();
@@ -113,6 +114,7 @@ fn a_login_is_made_on_each_connection() {
 
 #[test]
 fn unix_sockets_and_nobody_there() {
+    own_network();
     let folder = Folder::new();
     let path = folder.path("kv.sock");
     let listener = UnixListener::bind(&path).unwrap();

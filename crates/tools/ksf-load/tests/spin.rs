@@ -80,8 +80,8 @@ fn what_was_asked_for_is_said() {
 /// Over a Unix-domain socket it cannot be told whose CPU it is.
 #[test]
 fn where_the_servers_cpu_is_unknown_nothing_is_polled() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("echo.sock");
+    let folder = Folder::new();
+    let path = folder.path("echo.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || stream::echo(listener.accept()?.0));
     let ran = run_echotest(&format!("unix:{} -c 100 --spin 1s", path.display()));

@@ -105,7 +105,7 @@ fn every_kind_of_wrong_reply_is_told() {
         (spoiled(99, |_| vec![0, 0, 0, 1]), &[("closed", 1), ("malformed", 1)]),
     ];
     for (server, faults) in cases {
-        let ran = run_worktest(&format!("{server} -c 100 --timeout 300ms --json"));
+        let ran = run_worktest(&format!("{server} -c 100 {} --json", short_timeout(faults)));
         assert_eq!((ran.code, ran.faults()), (1, faults.to_vec()), "{}", ran.stderr);
         assert!(ran.stderr.contains("connection 0: "), "{}", ran.stderr);
         assert!(ran.stderr.contains("not every reply was right"), "{}", ran.stderr);
@@ -195,6 +195,7 @@ fn the_table_tells_classes_apart_only_where_there_are_some() {
 
 #[test]
 fn nobody_listening_has_its_status() {
+    own_network();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert_eq!(run_worktest(&format!("{closed} -c 1")).code, 69);
 }

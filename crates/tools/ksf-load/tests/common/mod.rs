@@ -181,6 +181,11 @@ fn parse<A: clap::Args>(words: impl IntoIterator<Item = impl Into<std::ffi::OsSt
     Tool::<A>::parse_from(words).args
 }
 
+/// The option of a load that waits for replies that never come. With it, a reply that the machine delays may count as lost, too.
+pub fn short_timeout(faults: &[(&str, u64)]) -> &'static str {
+    if faults.iter().any(|(kind, _)| *kind == "lost") { "--timeout 300ms" } else { "" }
+}
+
 /// Runs rpctest with words split at blanks; one iteration, not pinned and at normal priority unless told.
 pub fn run_rpctest(options: &str) -> RanCalls {
     Ran::of(|io| rpctest_with(options, io), &AtomicBool::new(false))
