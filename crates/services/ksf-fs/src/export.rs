@@ -332,7 +332,7 @@ impl Export {
             file_system,
             kind,
             access_times,
-            ahead_bytes: ahead_bytes(device),
+            ahead_bytes: ahead_bytes(kind, device),
             closing: Closing::new(closer),
             table,
             verifier,
@@ -358,21 +358,29 @@ impl Export {
     }
 }
 
-/// [`Export::ahead_bytes`] of a file system on a block device, or on a partition of one (sysfs, `queue/read_ahead_kb`).
-fn ahead_bytes((major, minor): (u32, u32)) -> Option<u64> {
-    let device = format!("/sys/dev/block/{major}:{minor}");
-    let kib =
-        ["queue", "../queue"].iter().find_map(|at| fs::read_to_string(format!("{device}/{at}/read_ahead_kb")).ok())?;
-    kib.trim().parse::<u64>().ok()?.checked_mul(2 << 10)
+/// [`Export::ahead_bytes`] by sysfs: of a file system on a block device, or on a partition of one. A btrfs spans devices and has a
+/// window of its own, which its device number does not lead to: the largest of all that are mounted bounds it.
+fn ahead_bytes(kind: i64, (major, minor): (u32, u32)) -> Option<u64> {
+    let device = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
+    let read = |at: PathBuf| fs::read_to_string(at.join("read_ahead_kb")).ok()?.trim().parse::<u64>().ok();
+    let kib = if kind == BTRFS {
+        fs::read_dir("/sys/fs/btrfs").ok()?.filter_map(|mounted| read(mounted.ok()?.path().join("bdi"))).max()
+    } else {
+        ["queue", "../queue"].iter().find_map(|at| read(device.join(at)))
+    };
+    kib?.checked_mul(2 << 10)
 }
+
+/// statfs(2), `f_type` of btrfs.
+const BTRFS: i64 = 0x9123_683e;
 
 /// File systems of this machine's own, by the type that statfs(2) tells: ext4, xfs, btrfs, tmpfs. Their attributes lie with the inode.
 /// Others may ask a server for them, or a program.
-const WARM: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
+const WARM: [i64; 4] = [0xef53, 0x5846_5342, BTRFS, 0x0102_1994];
 
 /// File systems whose statfs(2) has an id that is theirs for good, by type: ext4, btrfs, tmpfs. That of others may be their device's
 /// number, which changes between starts.
-const LASTING_IDS: [i64; 3] = [0xef53, 0x9123_683e, 0x0102_1994];
+const LASTING_IDS: [i64; 3] = [0xef53, BTRFS, 0x0102_1994];
 
 /// The key for the handles of a folder: another one where another folder, or another file system, is in its place. Handles name
 /// inodes, and those of what was there before would open any file.

@@ -16,7 +16,7 @@ use ksf_nfs::ExportSettings;
 use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
-use ksf_test::{own_run_or_skip, program_or_skip, skip, succeeds, wait_until};
+use ksf_test::{own_run_or_skip, program_or_skip, reads_at_once, skip, succeeds, wait_until};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 const IO: u32 = 5;
@@ -228,6 +228,17 @@ fn is_served(kind: &str) {
         assert_eq!(client.lookup(&root, "link"), file);
         assert_eq!(client.done(1, &handle(&file))[20..][..8], attr[20..][..8], "the size");
         assert_eq!(read(&mut client, &file, 4), b"text");
+        // All that the kernel reads ahead is the beginning of a file that has a page alone.
+        let small = client.create(&root, "small");
+        write(&mut client, &small, 0, FILE_SYNC, b"text").unwrap();
+        let at_once = || serving.nfs.files().fs_counters().warm;
+        if reads_at_once(&data("")) {
+            wait_until(format_args!("{kind}: a READ is answered at once"), || {
+                let before = at_once();
+                assert_eq!(read(&mut client, &small, 4), b"text");
+                at_once() > before
+            });
+        }
         let mut listed = BTreeSet::new();
         let mut from = [0; 16];
         loop {
