@@ -1180,7 +1180,7 @@ fn a_watched_key_is_touched_by_what_touches_it_in_redis() {
     let Some(redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let socket = redis.folder.path().join("redis");
+    let socket = redis.folder.path("redis");
     let mut ours: Vec<_> = (0..=KEYS.len()).map(|_| serving.connect()).collect();
     let connect = |_| Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
     let mut theirs: Vec<_> = (0..=KEYS.len()).map(connect).collect();
@@ -1284,7 +1284,7 @@ fn all_of<S: Read + Write>(mut stream: S, bytes: &[u8], shutdown: impl Fn(&S)) -
 fn bytes_that_are_no_command_are_answered_as_by_redis() {
     own_network();
     let Some(redis) = Redis::start() else { return };
-    let socket = redis.folder.path().join("redis");
+    let socket = redis.folder.path("redis");
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());

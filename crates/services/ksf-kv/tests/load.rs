@@ -177,7 +177,7 @@ fn a_snapshot_of_redis_is_loaded_whole_or_not_at_all() {
     command(&mut redis.client, &["SET", "ended", "value", "PX", "1"]);
     let expected = shown(&mut redis.client);
     assert_eq!(redis.client.ask("SAVE"), "+OK");
-    let path = redis.folder.path().join("dump.rdb");
+    let path = redis.folder.path("dump.rdb");
     let lines = loaded(&path);
     for (line, expected) in lines.iter().zip(&expected).take(expected.len() - 1) {
         assert!(line == expected, "{}\n{}", &line[..line.len().min(300)], &expected[..expected.len().min(300)]);
@@ -188,7 +188,7 @@ fn a_snapshot_of_redis_is_loaded_whole_or_not_at_all() {
     assert!((theirs.saturating_sub(1)..=theirs + 1).contains(&ours), "{ours} keys, and {theirs}");
 
     let whole = fs::read(&path).unwrap();
-    let other = redis.folder.path().join("other.rdb");
+    let other = redis.folder.path("other.rdb");
     for at in (1..whole.len()).step_by(whole.len() / 40).chain(whole.len() - 20..whole.len()) {
         fs::write(&other, &whole[..at]).unwrap();
         let told = fault(&other);
@@ -245,7 +245,7 @@ fn an_aof_of_redis_is_loaded_with_its_base_and_what_came_after() {
         ];
         let Some(mut redis) = Redis::start_with(&options) else { return };
         fill(&mut redis.client);
-        let folder = redis.folder.path().join("appendonlydir");
+        let folder = redis.folder.path("appendonlydir");
         assert!(loaded(&folder) == shown(&mut redis.client), "{preamble}: nothing but what came after the base");
         rewrite(&mut redis);
         go_on(&mut redis.client);
@@ -259,7 +259,7 @@ fn an_aof_of_redis_is_loaded_with_its_base_and_what_came_after() {
         assert_eq!(files[0].extension().unwrap(), if preamble == "yes" { "rdb" } else { "aof" });
 
         // As Redis wrote it before version 7: one file, of which the base is the front.
-        let joined = redis.folder.path().join("appendonly.aof");
+        let joined = redis.folder.path("appendonly.aof");
         let parts: Vec<Vec<u8>> = files.iter().map(|path| fs::read(path).unwrap()).collect();
         fs::write(&joined, parts.concat()).unwrap();
         assert!(loaded(&joined) == expected, "{preamble}: joined");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Client, Redis, Serving, engines};
 use ksf::limits::Limits;
 use ksf_kv::{Durability, Settings};
-use ksf_test::{own_network, stream, wait_until};
+use ksf_test::{PATIENCE, own_network, stream, wait_until};
 
 const PASSWORD: &str = "open sesame";
 
@@ -70,7 +70,7 @@ fn commands_before_auth_have_the_limits_of_redis() {
             let what = bytes.escape_ascii().to_string();
             assert_eq!(until_end(stream::connect(serving.address()), &bytes), told, "{engine}: {what}");
             if let Some(redis) = &redis {
-                let theirs = UnixStream::connect(redis.folder.path().join("redis")).unwrap();
+                let theirs = UnixStream::connect(redis.folder.path("redis")).unwrap();
                 assert_eq!(until_end(theirs, &bytes), told, "Redis: {what}");
             }
         }
@@ -274,8 +274,8 @@ fn a_thousand_strangers_keep_no_command_waiting_for_a_second() {
                 ends.store(true, Ordering::Relaxed);
                 result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             });
-            // Beside other tests on two CPUs the machine alone takes a second now and then.
-            let bound = ksf_test::effort(Duration::from_secs(10), Duration::from_secs(1));
+            // The second is what is promised. Beside other tests the machine alone may take longer.
+            let bound = ksf_test::effort(PATIENCE, Duration::from_secs(1));
             assert!(most <= bound, "{engine}: a SET took {most:?}; short of memory: {is_short}");
         });
     }

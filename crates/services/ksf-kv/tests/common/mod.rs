@@ -13,8 +13,7 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_kv::disk::{Disk, DiskOptions};
 use ksf_kv::{Kv, Settings};
-use ksf_test::{Running, program_or_skip, stream, wait_until, working};
-use tempfile::TempDir;
+use ksf_test::{Folder, Running, program_or_skip, stream, wait_until, working};
 
 /// The engines that work here.
 pub(crate) fn engines() -> Vec<EngineKind> {
@@ -162,7 +161,7 @@ pub(crate) struct Redis {
     pub(crate) client: Client<UnixStream>,
     _running: Running,
     /// What it works in.
-    pub(crate) folder: TempDir,
+    pub(crate) folder: Folder,
 }
 
 impl Redis {
@@ -174,10 +173,10 @@ impl Redis {
     /// With more options.
     pub(crate) fn start_with(options: &[&str]) -> Option<Self> {
         let redis = program_or_skip("redis-server")?;
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("redis");
+        let folder = Folder::new();
+        let socket = folder.path("redis");
         let mut command = Command::new(redis);
-        command.args(["--port", "0", "--save", "", "--databases", "1", "--dir"]).arg(folder.path());
+        command.args(["--port", "0", "--save", "", "--databases", "1", "--dir"]).arg(folder.path(""));
         command.arg("--unixsocket").arg(&socket).args(options);
         let running = Running::start(command.stdout(Stdio::null()));
         wait_until("Redis listens", || UnixStream::connect(&socket).is_ok());
