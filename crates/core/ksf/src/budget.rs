@@ -21,9 +21,13 @@
 //! a pass are read, and the others 4 KiB at a time. That ends at one and a half times the limit.
 //!
 //! While replies and sessions have more than half of their limit, the shard asks the service before a message is handed
-//! over how long its reply may become (`reply_bytes`). A message whose reply fits, or is short, goes on. Others wait in
-//! the order in which they came, also those of connections that owe nothing, until there is room. One of them at a time
-//! goes on without ([`Budget::next_to_proceed`]), and keeps this place until its peer has taken the reply.
+//! over how long its reply may become (`reply_bytes`). A message goes on if it fits together with its reply, or both are
+//! short. Others wait in the order in which they came, also those of connections that owe nothing, until there is room.
+//! One of them at a time goes on without ([`Budget::next_to_proceed`]), and keeps this place until its peer has taken the
+//! reply.
+//!
+//! A request in work counts until it is answered, also when its connection ends before: its message and what was found
+//! for it are with other threads until then.
 //!
 //! How long the response of a backend becomes is not known before. From half of the limit on what backends send is read
 //! 4 KiB at a time, and only while the client was sent all that came before, or there is room: a short response reaches
@@ -53,6 +57,8 @@ pub struct Budget {
     input_bytes: usize,
     reply_bytes: usize,
     session_bytes: usize,
+    /// Of the replies, requests in work whose connections have ended.
+    orphan_bytes: usize,
     /// The most that the sum was since the owner returned memory.
     most_bytes: usize,
     /// Connections whose next message waits for room for its reply, with the bytes of that.
@@ -198,14 +204,14 @@ impl Budget {
     /// [`Budget::next_to_proceed`] names the connection when it may.
     pub(crate) fn admits_reply(&mut self, key: ConnKey, bytes: usize, limits: &Limits) -> bool {
         let is_turn = self.reply_turn.take_if(|turn| *turn == key).is_some();
-        if bytes <= EXPECTED_REPLY_BYTES || self.reply_pass == Some(key) {
+        if self.needs_no_room(bytes, limits) || self.reply_pass == Some(key) {
             return true;
         }
         if is_turn || self.for_replies.is_empty() {
             if self.fits_reply(bytes, limits) {
                 return true;
             }
-            if self.reply_pass.is_none() {
+            if self.has_reply_pass() {
                 self.reply_pass = Some(key);
                 return true;
             }
@@ -237,7 +243,21 @@ impl Budget {
 
     fn may_reply(&self, limits: &Limits) -> bool {
         let next = self.for_replies.front();
-        next.is_some_and(|(_, bytes)| self.reply_pass.is_none() || self.fits_reply(*bytes, limits))
+        next.is_some_and(|(_, bytes)| {
+            self.needs_no_room(*bytes, limits) || self.has_reply_pass() || self.fits_reply(*bytes, limits)
+        })
+    }
+
+    /// True if a message may be handed over whatever the others keep: a connection has at most one such message more. Peers
+    /// that ask and leave have no such bound.
+    fn needs_no_room(&self, bytes: usize, limits: &Limits) -> bool {
+        bytes <= EXPECTED_REPLY_BYTES && self.orphan_bytes < limits.shard_bytes_max
+    }
+
+    /// True if one connection may go on without room for its reply. Not before the work of ended connections is done: peers
+    /// that ask and leave would have it one after the other.
+    fn has_reply_pass(&self) -> bool {
+        self.reply_pass.is_none() && self.orphan_bytes == 0
     }
 
     /// True while connections wait for memory, or the shard is overfull: the owner looks for silent peers then.
@@ -360,6 +380,21 @@ impl Budget {
     pub(crate) fn recount_replies(&mut self, before: usize, after: usize) {
         self.reply_bytes = self.reply_bytes - before + after;
         self.note_most();
+    }
+
+    /// A connection ends that has counted `bytes` among the replies. Its requests in work, `work_bytes`, count until
+    /// [`Budget::orphan_done`] gives them back: others still hold their memory.
+    pub(crate) fn end_replies(&mut self, key: ConnKey, bytes: usize, work_bytes: usize) {
+        self.return_reply_pass(key);
+        self.recount_replies(bytes, work_bytes);
+        self.orphan_bytes += work_bytes;
+    }
+
+    /// A request was answered whose connection has ended. `work_bytes`: what was counted for it
+    /// ([`Delivery::work_bytes`](crate::deferred::Delivery::work_bytes)).
+    pub fn orphan_done(&mut self, work_bytes: usize) {
+        self.orphan_bytes -= work_bytes;
+        self.reply_bytes -= work_bytes;
     }
 }
 

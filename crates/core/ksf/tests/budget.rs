@@ -298,13 +298,121 @@ fn the_shards_budget_stops_connections_that_have_a_share_in_it() {
     let messages: Vec<_> = conns.iter().map(|conn| conn.messages()).collect();
     // The first one fills the budget; each of the others has one request handed over, so that nobody waits for ever.
     assert_eq!(messages, [2, 1, 1, 1, 1, 1, 1, 1]);
-    for deferred in service.deferred.lock().unwrap().drain(..) {
-        drop(deferred);
+    end_all(&mut env, conns);
+    service.deferred.lock().unwrap().clear();
+    deliver_too_late(&mut env);
+    assert_eq!(env.budget.bytes(), 0);
+}
+
+fn end_all(env: &mut Env, conns: Vec<Box<Connection>>) {
+    conns.into_iter().for_each(|conn| conn.end(env));
+}
+
+/// What a shard does with answers whose connections have ended.
+fn deliver_too_late(env: &mut Env) {
+    for delivery in env.mailbox.take_deliveries() {
+        env.budget.orphan_done(delivery.work_bytes());
     }
-    for conn in conns {
-        conn.end(&mut env);
+}
+
+/// The `index`th connection asks this, is told to go on if there is room, and ends.
+fn ask_and_leave(env: &mut Env, service: &Arc<Reads>, index: u32, request: &[u8]) {
+    let key = ksf::service::ConnKey { index, generation: 0 };
+    let mut conn = Connection::new(Arc::clone(service), Peer::Unix, key, env.now).unwrap();
+    for part in request.chunks(4096) {
+        let chunk = in_slot(env, part);
+        conn.receive(chunk, env);
     }
-    assert_eq!(env.budget.reply_bytes(), 0);
+    while let Some(next) = env.budget.next_to_proceed(&env.limits) {
+        // Others of the queue have ended.
+        if next == key {
+            conn.proceed(env);
+        }
+    }
+    conn.end(env);
+}
+
+/// Their peers asked and reset, and what was in work for them counted nowhere: as much memory as the disk was slow.
+#[test]
+fn work_counts_until_it_is_done_also_when_its_connection_has_ended() {
+    let limits = Limits { shard_bytes_max: 8 * READ_BYTES, ..Limits::default() };
+    let mut long = vec![b'w'; READ_BYTES];
+    long.push(b'\n');
+    for (announces, request, one_bytes) in
+        [(true, &b"read\n"[..], READ_BYTES), (false, &long, READ_BYTES), (false, b"short\n", 4096)]
+    {
+        let mut env = env(limits.clone(), 4096, 64);
+        let service = Arc::new(Reads { announces, ..Reads::default() });
+        let asked = 4 * u32::try_from(limits.shard_bytes_max / one_bytes).unwrap();
+        for index in 0..asked {
+            ask_and_leave(&mut env, &service, index, request);
+        }
+        let in_work = service.deferred.lock().unwrap().len();
+        let most = limits.shard_bytes_max + one_bytes + 4096;
+        assert!(in_work * one_bytes <= most, "{in_work} requests of {one_bytes} bytes are in work");
+        assert!(env.budget.reply_bytes() >= limits.shard_bytes_max / 2, "that is what a shard may take");
+        assert_eq!(env.budget.input_bytes(), 0);
+        // Some are done: others are taken.
+        service.deferred.lock().unwrap().drain(..in_work / 2);
+        deliver_too_late(&mut env);
+        let in_work = service.deferred.lock().unwrap().len();
+        ask_and_leave(&mut env, &service, asked, request);
+        assert_eq!(service.deferred.lock().unwrap().len(), in_work + 1);
+        service.deferred.lock().unwrap().clear();
+        deliver_too_late(&mut env);
+        assert_eq!(env.budget.bytes(), 0);
+    }
+}
+
+/// Each of these connections owed nothing, so each had a message of 1 MiB in work.
+#[test]
+fn a_long_message_waits_for_room_also_of_a_connection_that_owes_nothing() {
+    const PEERS: usize = 64;
+    let limits = Limits { shard_bytes_max: 4 << 20, assembly_bytes_max: 4 << 20, ..Limits::default() };
+    let (mut env, service) = (env(limits, 4096, 64), Arc::new(Reads::default()));
+    let conn = |index| {
+        let key = ksf::service::ConnKey { index, generation: 0 };
+        Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap()
+    };
+    let mut conns: Vec<_> = (0..PEERS as u32).map(conn).collect();
+    let mut left = [READ_BYTES / 4096; PEERS];
+    let mut answered = 0;
+    for turn in 0.. {
+        assert!(turn < 100_000, "{answered} are answered, and no other");
+        for (conn, left) in conns.iter_mut().zip(&mut left) {
+            if *left == 0 || !conn.wants_bytes(&env) {
+                continue;
+            }
+            *left -= 1;
+            let mut part = vec![b'w'; 4096];
+            part[4095] = if *left == 0 { b'\n' } else { b'w' };
+            let chunk = in_slot(&mut env, &part);
+            conn.receive(chunk, &mut env);
+        }
+        for _ in 0..env.budget.waiting() {
+            let Some(key) = env.budget.next_to_proceed(&env.limits) else { break };
+            conns[key.index as usize].proceed(&mut env);
+        }
+        env.budget.update_overfull(&env.limits);
+        let most = (4 << 20) + READ_BYTES + PEERS * 4096;
+        assert!(env.budget.reply_bytes() <= most, "{} bytes are in work", env.budget.reply_bytes());
+        let most = 2 * (4 << 20) + ksf::budget::PASSES * READ_BYTES;
+        assert!(env.budget.input_bytes() <= most, "{} bytes of input", env.budget.input_bytes());
+        if turn % 512 == 0
+            && let Some(deferred) = service.deferred.lock().unwrap().pop()
+        {
+            deferred.no_reply();
+            for delivery in env.mailbox.take_deliveries() {
+                let at = delivery.key().index as usize;
+                answered += usize::from(conns[at].deliver(delivery, &mut env));
+            }
+        }
+        if answered == PEERS {
+            break;
+        }
+    }
+    end_all(&mut env, conns);
+    assert_eq!((env.budget.bytes(), env.budget.waiting()), (0, 0));
 }
 
 /// Last words that come later were forgotten, and their answer filled the place of another message.

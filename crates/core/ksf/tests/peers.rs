@@ -234,6 +234,39 @@ fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
     }
 }
 
+/// A request in work takes room until it is done, also when its peer has reset: else peers that ask and leave fill the memory.
+#[test]
+fn the_work_of_peers_that_reset_takes_room_until_it_is_done() {
+    own_network();
+    for engine in engines() {
+        // Each takes the 4 KiB that a reply is expected to have, and its own bytes.
+        let limits = Limits { shard_bytes_max: 16 * 4096, ..Limits::default() };
+        let (server, service) = server(engine, LINES, limits);
+        for asked in 1..=14 {
+            let mut peer = connect(&server);
+            peer.write_all(b"defer\n").unwrap();
+            wait_until("it is deferred", || deferred(&service) == asked);
+            reset(peer);
+            until_count(&server, "closed_io", asked as u64);
+        }
+        let mut next = connect(&server);
+        let mut long = b"defer".to_vec();
+        long.resize(8 << 10, b'.');
+        long.push(b'\n');
+        next.write_all(&long).unwrap();
+        until_count(&server, "reply_waits", 1);
+        assert_eq!(deferred(&service), 14);
+        for late in service.deferred.lock().unwrap().drain(..3) {
+            late.reply(b"for the dead".to_vec());
+        }
+        until_count(&server, "replies_too_late", 3);
+        wait_until("it is handed over", || deferred(&service) == 12);
+        let due = service.deferred.lock().unwrap().remove(11);
+        due.reply(b"for the living".to_vec());
+        expect(&mut next, b"for the living\n");
+    }
+}
+
 #[test]
 fn slow_loris_peers_are_cut_off_and_the_others_served() {
     own_network();

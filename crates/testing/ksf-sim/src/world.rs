@@ -100,6 +100,8 @@ struct World {
     /// Connections whose next replies wait for the log.
     gated: Vec<(Gate, ConnKey)>,
     places: Vec<(u32, Option<SimConnection>)>,
+    /// In work for connections that have ended.
+    orphan_bytes: usize,
     peers_left: u32,
     step: usize,
     draining: Option<Time>,
@@ -137,7 +139,7 @@ impl World {
         let peers_left = plan.peers;
         let (step, draining, report) = (0, None, SimReport::default());
         let (on, gated) = (OnShard::new(Arc::clone(&service), ()), Vec::new());
-        Ok(Self { plan, random, env, service, on, gated, places, peers_left, step, draining, report })
+        Ok(Self { plan, random, env, service, on, gated, places, orphan_bytes: 0, peers_left, step, draining, report })
     }
 
     fn run(&mut self) -> Result<(), String> {
@@ -508,10 +510,16 @@ impl World {
     fn deliver(&mut self) -> Result<(), String> {
         for delivery in self.env.mailbox.take_deliveries() {
             let place = self.places.get_mut(delivery.key().index as usize);
+            let work_bytes = delivery.work_bytes();
             let delivered = place
                 .and_then(|(_, link)| link.as_mut())
                 .is_some_and(|link| link.conn.deliver(delivery, &mut self.env));
-            self.report.too_late += usize::from(!delivered);
+            if !delivered {
+                self.report.too_late += 1;
+                self.orphan_bytes =
+                    self.orphan_bytes.checked_sub(work_bytes).ok_or("more is given back than was left")?;
+                self.env.budget.orphan_done(work_bytes);
+            }
             self.carry_out_for_all()?;
         }
         Ok(())
@@ -581,7 +589,7 @@ impl World {
             return Err(format!("{} bytes of input are kept, limit {limit}", self.env.budget.input_bytes()));
         }
         let links = self.places.iter().filter_map(|(_, link)| link.as_ref());
-        let owed: usize = links.clone().map(|link| link.conn.owed_bytes()).sum();
+        let owed = links.clone().map(|link| link.conn.owed_bytes()).sum::<usize>() + self.orphan_bytes;
         if owed != self.env.budget.reply_bytes() {
             return Err(format!("{owed} bytes are owed, {} are counted", self.env.budget.reply_bytes()));
         }
@@ -622,7 +630,10 @@ impl World {
         if let Some(batch) = batch {
             batch.recycle(&mut self.env.spares);
         }
+        let (owed, counted) = (conn.owed_bytes(), self.env.budget.reply_bytes());
         conn.end(&mut self.env);
+        // What is in work for it is all that stays counted.
+        self.orphan_bytes += self.env.budget.reply_bytes() + owed - counted;
         // Nobody is left to carry out for.
         self.env.take_exchange_requests();
         self.places[index].0 += 1;

@@ -55,8 +55,8 @@ impl Memory {
 
 impl Connection {
     /// Cuts `chunk` into messages, of a connection that is not stalled. What is left when replies must be taken first is put
-    /// aside, in front of what was put aside before, and so is what is above the connection's share of the turn. An unfinished message is taken in also when memory is short: then the
-    /// connection is not read from here on.
+    /// aside, in front of what was put aside before, and so is what is above the connection's share of the turn. An
+    /// unfinished message is taken in also when memory is short: then the connection is not read from here on.
     pub(super) fn process(&mut self, chunk: Chunk, env: &mut Env) {
         let bytes = &*chunk;
         let mut at = 0;
@@ -141,9 +141,10 @@ impl Connection {
         })
     }
 
-    /// No message is unfinished: the pass that one was read with goes to another connection.
+    /// No message is unfinished: the pass that one was read with goes to another connection, unless the message waits for
+    /// room.
     pub(super) fn message_ends(&mut self, env: &mut Env) {
-        if self.memory == Memory::Pass {
+        if self.memory == Memory::Pass && !self.keeps_message() {
             self.memory = Memory::Enough;
             env.budget.return_pass();
         }

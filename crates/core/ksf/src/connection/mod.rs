@@ -568,8 +568,7 @@ impl Connection {
     /// Ends the connection: the service gets its state back.
     pub fn end(mut self: Box<Self>, env: &mut Env) {
         self.reset_input(env);
-        env.budget.return_reply_pass(self.key);
-        env.budget.recount_replies(self.counted_bytes, 0);
+        env.budget.end_replies(self.key, self.counted_bytes, self.work_bytes);
         env.budget.recount_session(self.session_bytes(), 0);
         let Self { info, session, .. } = &mut *self;
         if info.guard(|| session.close()) == Err(Panicked) {
@@ -641,8 +640,8 @@ impl Connection {
         self.exchange.hold || self.waits_for_reply() || self.is_exchange_full(env) || self.is_full(env)
     }
 
-    /// Whether a message may be handed over now: its reply is short, or there is room for it. Else the connection waits, and
-    /// its owner keeps the message.
+    /// Whether a message may be handed over now: it and its reply are short, or there is room for both. Else the connection
+    /// waits, and its owner keeps the message.
     #[inline]
     fn admits(&mut self, message: &[u8], env: &mut Env) -> bool {
         !env.budget.asks_for_replies(&env.limits) || self.admits_reply(message, env)
@@ -652,7 +651,10 @@ impl Connection {
     fn admits_reply(&mut self, message: &[u8], env: &mut Env) -> bool {
         let session = &mut self.session;
         // A panic here is not one of the message: the call tells whether the service still works.
-        let bytes = self.info.guard(|| session.reply_bytes(message)).unwrap_or(0);
+        let reply_bytes = self.info.guard(|| session.reply_bytes(message)).unwrap_or(0);
+        // It may stay in work.
+        let message_bytes = if message.len() > EXPECTED_REPLY_BYTES { message.len() } else { 0 };
+        let bytes = reply_bytes.saturating_add(message_bytes);
         let admits = env.budget.admits_reply(self.key, bytes, &env.limits);
         env.stats.reply_waits.add(u64::from(!admits));
         admits

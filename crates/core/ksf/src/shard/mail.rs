@@ -46,10 +46,11 @@ impl<E: Engine> Shard<E> {
     pub(super) fn take_mail(&mut self, mail: Mail) {
         match mail {
             Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
-                let delivered =
-                    self.served(key).is_some_and(|(conn, env)| conn.answer(ticket, work_bytes, answer, env));
-                if !delivered {
+                if let Some((conn, env)) = self.served(key) {
+                    conn.answer(ticket, work_bytes, answer, env);
+                } else {
                     self.env.stats.replies_too_late.add(1);
+                    self.env.budget.orphan_done(work_bytes);
                 }
             }
             Mail::Answer { target: Target::Datagram { socket, peer, work_bytes }, answer } => {
