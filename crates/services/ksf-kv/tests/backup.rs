@@ -358,7 +358,11 @@ fn words_that_make_no_sense_are_refused() {
     }
     assert!(client.ask("KSF.BACKUP READ 0 0 -1 4096").contains("not an integer"));
     assert!(client.ask("KSF.BACKUP READ 0 0 9223372036854771712 4096").contains("no such blocks"));
-    assert!(client.ask("KSF.BACKUP DONE 65536 0").contains("no such blocks"));
+    // What a client says was copied is kept: no more than there is.
+    for (log, segment) in [(65_536, 0), (999, 0), (0, 1_000_000), (0, i64::MAX)] {
+        let answer = client.ask(&format!("KSF.BACKUP DONE {log} {segment}"));
+        assert!(answer.contains("no such blocks"), "{log} {segment}: {answer}");
+    }
     assert_eq!(client.ask("KSF.BACKUP READ 0 5 1044480 4096").len(), 4096);
     assert_eq!(client.ask("MULTI"), "+OK");
     for words in ["KSF.BACKUP END", "SAVE", "BGSAVE", "LASTSAVE"] {

@@ -91,7 +91,13 @@ fn read(call: &mut Call<'_, '_>, args: [&[u8]; 4]) -> Result {
 fn done(call: &mut Call<'_, '_>, log: &[u8], segment: &[u8]) -> Result {
     let (log, segment) = (number(log)?, number(segment)?);
     let log = u16::try_from(log).map_err(|_| NO_RANGE)?;
-    if !held(call)?.copied(log, segment) {
+    let backup = held(call)?;
+    // The backup keeps the numbers that it is told.
+    let begin = segment.checked_mul(call.shard.for_backups.geometry.segment_bytes).ok_or(NO_RANGE)?;
+    if backup.ends().get(usize::from(log)).is_none_or(|end| begin >= end.0) {
+        return Err(NO_RANGE.into());
+    }
+    if !backup.copied(log, segment) {
         return Err(GIVEN_UP.into());
     }
     call.write().ok();
