@@ -1,19 +1,20 @@
 //! Shares of a turn: how many messages of one connection a shard handles before the other connections have their turn.
 //!
-//! A message counts whether it has a reply or not. A connection that has had its share gives way: the rest of its input is put
-//! aside, and later turns go on with it, first come, first served.
+//! A message counts whether it has a reply or not. A connection whose share is used up gives way: the shard puts the rest of its
+//! input aside and goes on with it in a later turn, in the order in which connections gave way.
 
 use std::collections::VecDeque;
 
 use crate::service::ConnKey;
 
-/// Messages of one connection in a turn at most. Of short requests a receive slot has about as many: a pipeline that fits gives
-/// way to nobody.
+/// Messages of one share. A receive slot holds about as many short requests, so a pipeline that fits into one is handled in one
+/// turn.
 const MESSAGES_MAX: u32 = 4096;
-/// Turns with so many shares in them have had enough: no further connection goes on that gave way, and the others have an
-/// [`n`th](LATE) of a share each. Some milliseconds of short messages.
+/// A turn is full after this many shares of messages, which take some milliseconds if they are short. Connections that gave way
+/// go on in the next turn then, and new input gets a part of a share ([`LATE`]).
 const SHARES: u32 = 4;
-/// Each receive slot may bring another connection. What is left to each is more than an ordinary pipeline has in flight.
+/// In a full turn a share is divided by this. The rest is more than an ordinary pipeline has in flight; each receive slot of the
+/// turn may have another connection.
 const LATE: u32 = 16;
 
 /// The messages of the turn at hand, and the connections that gave way.
@@ -21,11 +22,11 @@ const LATE: u32 = 16;
 pub(crate) struct Shares {
     /// Messages of one share.
     messages_max: u32,
-    /// Tells the turn from those before. 0 while there are none, because no shard takes them: nobody gives way then.
+    /// The number of the turn. 0 where no shard takes turns (simulators, workers): then nothing is counted.
     turn: u32,
     messages: u32,
     waiting: VecDeque<ConnKey>,
-    /// Those of `waiting` that gave way in earlier turns.
+    /// How many of `waiting`, from the front, gave way in earlier turns.
     ready: usize,
 }
 
@@ -35,7 +36,7 @@ impl Default for Shares {
     }
 }
 
-/// What a connection has had of a turn.
+/// The messages of one connection in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share {
     turn: u32,
@@ -48,7 +49,7 @@ impl Shares {
         Self { messages_max, turn: 0, messages: 0, waiting: VecDeque::new(), ready: 0 }
     }
 
-    fn is_late(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.messages >= SHARES * self.messages_max
     }
 
@@ -60,7 +61,7 @@ impl Shares {
 
     /// The connection that goes on next in this turn, of those that gave way in earlier ones.
     pub(crate) fn next_to_go_on(&mut self) -> Option<ConnKey> {
-        if self.ready == 0 || self.is_late() {
+        if self.ready == 0 || self.is_full() {
             return None;
         }
         self.ready -= 1;
@@ -77,7 +78,7 @@ impl Shares {
         !self.waiting.is_empty()
     }
 
-    /// Counts a message of a connection. False if it has had its share of this turn.
+    /// Counts a message of a connection. False if its share of this turn is used up.
     #[inline]
     pub(crate) fn takes(&mut self, share: &mut Share) -> bool {
         if self.turn == 0 {
@@ -86,7 +87,7 @@ impl Shares {
         if share.turn != self.turn {
             *share = Share { turn: self.turn, messages: 0 };
         }
-        let most = if self.is_late() { (self.messages_max / LATE).max(1) } else { self.messages_max };
+        let most = if self.is_full() { (self.messages_max / LATE).max(1) } else { self.messages_max };
         if share.messages >= most {
             return false;
         }
