@@ -267,6 +267,31 @@ fn the_work_of_peers_that_reset_takes_room_until_it_is_done() {
     }
 }
 
+/// Whoever asks for more than may be in work is not read, and whoever has ended its direction sends nothing: a reset is
+/// noticed all the same, while the answers are awaited.
+#[test]
+fn a_reset_ends_a_connection_that_is_not_read() {
+    own_network();
+    for engine in engines() {
+        let limits = Limits { deferred_max: 2, ..Limits::default() };
+        let (server, service) = server(engine, LINES, limits);
+        for (requests, half_closes, late) in [(2, false, 2), (1, true, 3)] {
+            let mut peer = connect(&server);
+            peer.write_all(&b"defer\n".repeat(requests)).unwrap();
+            wait_until("they are deferred", || deferred(&service) == requests);
+            if half_closes {
+                peer.shutdown(Shutdown::Write).unwrap();
+            } else {
+                until_count(&server, "reads_paused", 1);
+            }
+            reset(peer);
+            until_count(&server, "closed_io", if half_closes { 2 } else { 1 });
+            service.deferred.lock().unwrap().clear();
+            until_count(&server, "replies_too_late", late);
+        }
+    }
+}
+
 #[test]
 fn slow_loris_peers_are_cut_off_and_the_others_served() {
     own_network();

@@ -103,7 +103,7 @@ pub(crate) enum Event {
 /// Whether an engine looks for bytes of a connection, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Not at all: the peer must take its replies first.
+    /// Not at all: the peer must take its replies first. A reset is reported ([`Event::Failed`]).
     #[default]
     Off,
     /// As they come.

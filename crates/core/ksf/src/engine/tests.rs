@@ -533,7 +533,8 @@ fn receiving_into_lent_buffers<E: Engine>() {
     bench.engine.receive_direct(key(0), lent(&buffers));
     drop(peer);
     bench.wait_for("the end", |events| events.len() >= 2);
-    let [Event::ReceivedDirect { bytes: 0, .. }, Event::Eof { .. }] = bench.events[..] else {
+    // A Unix socket whose peer has closed is reset, too.
+    let [Event::ReceivedDirect { bytes: 0, .. }, Event::Eof { .. }, ..] = bench.events[..] else {
         panic!("{:?}", bench.events)
     };
     bench.engine.shutdown();
@@ -567,6 +568,45 @@ fn ending_with_lent_buffers<E: Engine>() {
     bench.engine.shutdown();
     drop(bench);
     assert_eq!(buffers.kept(), 2);
+}
+
+/// A connection that was paused while it was owed a reply stayed for ever with io_uring, when its peer had reset it.
+#[test]
+fn a_reset_is_reported_while_nothing_is_read() {
+    ksf_test::own_network();
+    on_each_engine(reset_while_unread::<Epoll>, reset_while_unread::<Uring>);
+}
+
+fn reset_while_unread<E: Engine>() {
+    const WAYS: [&[Reading]; 5] = [
+        &[Reading::Off],
+        &[Reading::Off, Reading::On, Reading::Off],
+        &[Reading::Parked, Reading::Off],
+        &[Reading::Off, Reading::Parked, Reading::On, Reading::Off],
+        &[Reading::Direct],
+    ];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (way, settles) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let (ours, peer) = ksf_test::stream::pair(&listener);
+        let mut bench = Bench::<E>::new();
+        bench.engine.open(key(0), ours.as_raw_fd(), Reading::On);
+        for reading in way {
+            if settles {
+                let now = Wait { timeout: Some(Duration::from_micros(1)), gather: None };
+                bench.engine.wait(&mut bench.env, now, &mut bench.events).unwrap();
+            }
+            bench.engine.set_reading(key(0), *reading);
+        }
+        rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        bench.events.clear();
+        bench.wait_for("the reset", |events| events.iter().any(|event| matches!(event, Event::Failed { .. })));
+        bench.events.clear();
+        if !bench.engine.release(key(0)) {
+            bench.wait_for("the end", |events| matches!(events[..], [Event::Released { .. }]));
+        }
+        bench.engine.shutdown();
+    }
 }
 
 /// A reply of many pieces is one message to the peer, however many calls it takes.

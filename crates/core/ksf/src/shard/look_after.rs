@@ -136,6 +136,9 @@ impl<E: Engine> Shard<E> {
             }
             conn.reading = reading;
             self.engine.set_reading(key, reading);
+        } else if reading == Reading::Off {
+            // It was opened unread, or its peer has sent all: the engine tells from now on if it is reset.
+            self.engine.set_reading(key, reading);
         }
         // Earlier bytes of the message may still be under way; the engine tells when they are not.
         if reading == Reading::Direct

@@ -29,6 +29,8 @@ pub(super) struct Conn {
     pub(super) direct: Option<Direct>,
     /// A poll for the end of the stream is armed.
     pub(super) hangup: Recv,
+    /// A reset is reported although nothing is received.
+    pub(super) is_watched: bool,
     pub(super) wanted: Reading,
     /// The address of a connect that is under way; boxed, because the kernel reads it.
     pub(super) connect: Option<Box<libc::sockaddr_storage>>,
@@ -102,6 +104,8 @@ impl Uring {
             return None;
         }
         let conn = state.key.take()?;
+        self.watch_no_more(index);
+        let state = &mut self.conns[index as usize];
         *state = Conn::default();
         Some(Event::Released { conn })
     }

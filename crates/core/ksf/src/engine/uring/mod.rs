@@ -48,6 +48,7 @@ mod file;
 mod receive;
 mod ring;
 mod send;
+mod unread;
 
 use accept::Listener;
 use buffer_ring::BufferRing;
@@ -88,6 +89,8 @@ pub(crate) struct Uring {
     /// Events that need no completion.
     ready: Vec<Event>,
     watches: Vec<RawFd>,
+    /// Reports resets of connections that are not read, once there was one.
+    unread: Option<OwnedFd>,
     /// Requests whose last completion has not been seen: the kernel may use what they point to.
     under_way: usize,
     /// The kernel lets completions gather (6.12). Older ones refuse the argument.
@@ -126,6 +129,7 @@ impl Engine for Uring {
             rearm: Vec::new(),
             ready: Vec::new(),
             watches: Vec::new(),
+            unread: None,
             under_way: 0,
             min_wait,
             flagged: spins,
@@ -359,6 +363,7 @@ impl Uring {
             Some(Op::Hangup(index)) => self.hung_up(index, entry, events),
             Some(Op::Recv(index)) => self.received(index, entry, env, events),
             Some(Op::Send(index)) => self.sent(index, entry, env, events),
+            Some(Op::Unread) => self.report_resets(entry, events),
             Some(Op::Room(socket)) => self.socket_has_room(socket, entry.result(), env),
             Some(Op::Watch(watch)) => {
                 events.push(Event::Watched { watch });
@@ -383,6 +388,7 @@ impl Uring {
                 match op {
                     Op::Accept(listener) => self.arm_accept(listener),
                     Op::Recv(index) => self.arm_recv(index),
+                    Op::Unread => self.arm_unread(),
                     Op::Watch(watch) => self.arm_watch(watch),
                     Op::Cancel
                     | Op::Connect(_)

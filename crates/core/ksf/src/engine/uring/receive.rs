@@ -41,6 +41,9 @@ impl Uring {
             self.cancel(Op::Hangup(conn.index));
         }
         self.arm_recv(conn.index);
+        if matches!(reading, Reading::Off | Reading::Direct) {
+            self.watch_unread(conn.index);
+        }
     }
 
     pub(super) fn received(&mut self, index: u32, entry: &cqueue::Entry, env: &mut Env, events: &mut Vec<Event>) {

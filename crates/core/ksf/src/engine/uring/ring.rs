@@ -73,6 +73,7 @@ pub(super) enum Op {
     Recv(u32),
     Room(u32),
     Send(u32),
+    Unread,
     Watch(u32),
 }
 
@@ -89,6 +90,7 @@ impl Op {
             Self::Watch(index) => (8, index),
             Self::Connect(index) => (9, index),
             Self::File(index) => (10, index),
+            Self::Unread => (11, 0),
         };
         kind << 56 | u64::from(index)
     }
@@ -106,6 +108,7 @@ impl Op {
             8 => Self::Watch(index),
             9 => Self::Connect(index),
             10 => Self::File(index),
+            11 => Self::Unread,
             _ => return None,
         })
     }
