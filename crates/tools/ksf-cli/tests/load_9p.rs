@@ -65,8 +65,9 @@ fn the_generator_of_9p_measures_diod() {
         return ksf_test::skip("diod changes its user");
     }
     let Some(diod) = program_or_skip("diod") else { return };
-    let place = Place::new();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // diod takes no port 0: in its own network every port is free.
+    ksf_test::own_network();
+    let (place, port) = (Place::new(), 564);
     let mut command = Command::new(diod);
     command.args(["--foreground", "--no-auth", "--logdest", "stderr", "--listen", &format!("127.0.0.1:{port}")]);
     command.arg("--export").arg(place.export().canonicalize().unwrap()).stderr(Stdio::null());
