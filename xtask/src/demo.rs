@@ -31,6 +31,9 @@ pub(crate) struct DemoOptions {
     /// Length of each of the 41 loads, in seconds
     #[arg(long, default_value_t = 0.7)]
     seconds: f64,
+    /// Messages of each load on each connection, instead of a length
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "seconds")]
+    messages: Option<u64>,
     /// The ksf to show instead of the release build
     #[arg(long)]
     ksf: Option<PathBuf>,
@@ -47,7 +50,8 @@ struct Combination {
 pub(crate) fn run(options: &DemoOptions) -> Result<()> {
     let ksf = crate::ksf_binary(options.ksf.as_ref(), "release")?;
     let doctor = Doctor::ask(&ksf)?;
-    let mut demo = Demo { ksf, seconds: options.seconds, watch: Watch::new(), pids: Vec::new() };
+    let amount = options.messages.map_or(Amount::Seconds(options.seconds), Amount::Messages);
+    let mut demo = Demo { ksf, amount, watch: Watch::new(), pids: Vec::new() };
     let mut table = head();
     let mut skipped = BTreeSet::new();
     for combination in combinations() {
@@ -151,7 +155,8 @@ struct Engine {
 
 struct Demo {
     ksf: PathBuf,
-    seconds: f64,
+    /// Of each load.
+    amount: Amount,
     watch: Watch,
     /// Of the servers started so far.
     pids: Vec<u32>,
@@ -188,7 +193,7 @@ impl Demo {
             in_flight,
             polls: false,
             threads: 1,
-            amount: Amount::Seconds(self.seconds),
+            amount: self.amount,
             cpus: None,
             port,
         };

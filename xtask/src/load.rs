@@ -54,6 +54,16 @@ pub(crate) enum Amount {
     Seconds(f64),
 }
 
+impl Amount {
+    /// The least time that it takes.
+    pub(crate) fn length(self) -> Duration {
+        match self {
+            Self::Messages(_) => Duration::ZERO,
+            Self::Seconds(seconds) => Duration::from_secs_f64(seconds),
+        }
+    }
+}
+
 /// One run of a generator against a server on 127.0.0.1.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
@@ -182,11 +192,7 @@ impl Load {
         ksf: &Path,
         run: impl FnOnce(Command, Duration) -> Result<String>,
     ) -> Result<LoadResult> {
-        let length = match self.amount {
-            Amount::Messages(_) => Duration::ZERO,
-            Amount::Seconds(seconds) => Duration::from_secs_f64(seconds),
-        };
-        let text = run(self.command(ksf), length + SLACK)?;
+        let text = run(self.command(ksf), self.amount.length() + SLACK)?;
         let parse = match self.tool {
             Tool::Work(_) => parse_work,
             Tool::Echo { .. } | Tool::Rpc | Tool::Files(_) => parse,

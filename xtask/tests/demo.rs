@@ -1,4 +1,4 @@
-//! `cargo xtask demo`, which is what `make demo` runs after the build: with short loads, as root and without.
+//! `cargo xtask demo`, which is what `make demo` runs after the build: with loads of a few messages, as root and without.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
@@ -34,7 +34,7 @@ impl Programs {
     fn demo_of(&self, ksf: &str, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(PathBuf::from).chain([self.0.path("xtask")]);
         let mut command = Command::new(words.next().expect("at least xtask"));
-        command.args(words).args(["demo", "--seconds", "0.05", "--ksf"]).arg(self.0.path(ksf)).current_dir("/");
+        command.args(words).args(["demo", "--messages", "200", "--ksf"]).arg(self.0.path(ksf)).current_dir("/");
         command
     }
 }

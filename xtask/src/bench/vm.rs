@@ -14,7 +14,7 @@ use super::case::{Case, Placement, Row, Service};
 use super::contestant::{Contestant, Pinning, Programs};
 use super::measure::{Effort, insert_result, load};
 use super::raw::Sample;
-use crate::load::{Amount, Load, parse_work};
+use crate::load::{Load, parse_work};
 use crate::process::display;
 
 /// Emulated processors: as many as the rows outside use.
@@ -110,11 +110,7 @@ impl<'a> Run<'a> {
     }
 
     fn time(&self) -> Duration {
-        SLACK
-            + match self.load.amount {
-                Amount::Seconds(seconds) => Duration::from_secs_f64(seconds),
-                Amount::Messages(_) => Duration::ZERO,
-            }
+        SLACK + self.load.amount.length()
     }
 
     /// What the machine printed of this run.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::{Demo, IN_FLIGHT, START_TIMEOUT};
 use crate::bench::FileProtocol;
 use crate::bench::case::{FileLoad, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR};
-use crate::load::{Amount, Files, Load, LoadResult, Tool};
+use crate::load::{Files, Load, LoadResult, Tool};
 use crate::process::{Ready, Server, free_port};
 
 /// Engines that run it: no part of it is in the kernel.
@@ -54,7 +54,7 @@ impl Demo {
                     in_flight,
                     polls: false,
                     threads: 1,
-                    amount: Amount::Seconds(self.seconds),
+                    amount: self.amount,
                     cpus: None,
                     port,
                 };

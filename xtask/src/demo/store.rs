@@ -18,6 +18,7 @@ use ksf_load::kv::report::{AuditReport, KvBody, KvReport};
 
 use super::{Demo, MESSAGE_BYTES, START_TIMEOUT};
 use crate::bench::medium;
+use crate::load::Amount;
 use crate::process::{Ready, Running, Server, free_port, output};
 
 /// Engines that run it: what it does cannot be done in the kernel.
@@ -37,7 +38,7 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 const WRITES_MIN: u64 = 4000;
 const RECORD_BYTES: u64 = 28;
 /// A load that would go on for so long when nobody ended it.
-const ENDLESS: &str = "600s";
+const ENDLESS: Amount = Amount::Seconds(600.0);
 /// Beyond the length of a load.
 const SLACK: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -104,7 +105,7 @@ impl Demo {
         let mut command = self.store_load(Operation::Set, port, CONNECTIONS, IN_FLIGHT, ENDLESS);
         let load = Running::start(command.arg("--journal").arg(&journal))?;
         let (started, wanted_bytes) = (Instant::now(), WRITES_MIN * RECORD_BYTES);
-        let length = Duration::from_secs_f64(self.seconds);
+        let length = self.amount.length();
         while started.elapsed() < length || journal.metadata().map_or(0, |journal| journal.len()) < wanted_bytes {
             ensure!(started.elapsed() < length + SLACK, "the store acknowledges nothing");
             std::thread::sleep(POLL_INTERVAL);
@@ -134,10 +135,15 @@ impl Demo {
         Ok((server, port))
     }
 
-    fn store_load(&self, operation: Operation, port: u16, connections: u32, in_flight: u32, duration: &str) -> Command {
+    fn store_load(&self, operation: Operation, port: u16, connections: u32, in_flight: u32, amount: Amount) -> Command {
         let mut command = Command::new(&self.ksf);
         command.args(["load", "kv", &format!("127.0.0.1:{port}"), "--json", "--no-pin"]);
-        command.args(["-c", &connections.to_string(), "-P", &in_flight.to_string(), "--duration", duration]);
+        command.args(["-c", &connections.to_string(), "-P", &in_flight.to_string()]);
+        match amount {
+            // It has one count for all connections.
+            Amount::Messages(count) => command.args(["-n", &count.saturating_mul(connections.into()).to_string()]),
+            Amount::Seconds(seconds) => command.args(["--duration", &format!("{:.0}ms", seconds * 1e3)]),
+        };
         command.args(["--keys", &KEYS.to_string(), "--sizes", &MESSAGE_BYTES.to_string()]);
         match operation {
             Operation::Set => command.args(["--mix", "0:1", "--no-fill"]),
@@ -148,9 +154,8 @@ impl Demo {
     }
 
     fn load_store(&self, operation: Operation, port: u16, connections: u32, in_flight: u32) -> Result<Loaded> {
-        let duration = format!("{:.0}ms", self.seconds * 1e3);
-        let mut command = self.store_load(operation, port, connections, in_flight, &duration);
-        let text = output(&mut command, Duration::from_secs_f64(self.seconds) + SLACK)?;
+        let mut command = self.store_load(operation, port, connections, in_flight, self.amount);
+        let text = output(&mut command, self.amount.length() + SLACK)?;
         Loaded::read(&text).with_context(|| format!("ksf load kv printed:\n{text}"))
     }
 }
