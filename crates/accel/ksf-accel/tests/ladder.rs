@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::common::*;
 use ksf_accel::{Holder, Level};
-use ksf_accel_proto::message::Refusal;
+use ksf_accel_proto::message::{NO_WORKER, Refusal};
 
 /// Each connection from a CPU goes to the worker at home there; without a ready worker to the program's listener.
 fn is_local(level: Level, a: usize, b: usize) {
@@ -60,6 +60,36 @@ fn each_level_is_local_and_falls_back() {
     for level in [Level::SkLookup, Level::ClassicBpf] {
         is_local(level, a, b);
     }
+}
+
+/// Queues of this process's holders that are to wake them: they look no more until then.
+fn armed_queues() -> usize {
+    let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap().map(|info| info.unwrap().path());
+    // Others may close descriptors meanwhile.
+    let infos = infos.map(|info| std::fs::read_to_string(info).unwrap_or_default());
+    let armed = |line: &&str| {
+        let events = line.split_once(" events: ").map(|(_, behind)| behind.split_whitespace().next().unwrap());
+        let events = events.map_or(0, |events| u32::from_str_radix(events, 16).unwrap());
+        let wanted = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+        events & wanted == wanted
+    };
+    infos.map(|info| info.lines().filter(armed).count()).sum()
+}
+
+/// A worker becomes ready without a request, and where none was, no connection gets into a queue.
+#[test]
+fn a_worker_that_is_ready_after_the_last_look_gets_connections() {
+    let Some(()) = own_network() else { return };
+    let (holder, own, cpu) = (start_at(Level::ClassicBpf), listener("127.0.0.1:0"), cpus()[0]);
+    let library = Library::hello(&holder);
+    let place = library.join(&own, NO_WORKER, cpu as i32).unwrap_or_else(|reason| panic!("{reason:?}"));
+    wait_until("the holder looks no more", || armed_queues() == 1);
+    library.set_ready(&place, true);
+    wait_until("the worker gets connections", || {
+        let _client = connect_from(cpu, own.local_addr().unwrap(), 1);
+        let _ = accept_all(&own);
+        !library.accept_own(&place).is_empty()
+    });
 }
 
 #[test]

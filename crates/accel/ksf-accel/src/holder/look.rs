@@ -190,6 +190,15 @@ impl Holder {
         self.listener_mut(index).queues.remove(&worker);
     }
 
+    /// [`tell`](Self::tell) of each listener.
+    pub(super) fn tell_all(&mut self) {
+        for index in 0..self.listeners.len() {
+            if self.listeners[index].is_some() {
+                self.tell(index);
+            }
+        }
+    }
+
     /// Tells a mechanism that cannot read the state who is ready, if that has changed.
     pub(super) fn tell(&mut self, index: usize) {
         if !self.steering.is_blind() {

@@ -4,11 +4,12 @@
 //!  program socket ── requests ──► listeners, workers ──► steering (maps, groups), shared state
 //!  pidfds ── deaths ────────────► workers freed, their queues rescued or inherited
 //!  looks ── poll(queues) ───────► stalls, rescue eventfds
-//!  once a second ───────────────► listeners of others, listeners that are gone
+//!  once a second ───────────────► listeners of others, listeners that are gone; who is ready
 //! ```
 //!
 //! While nothing happens it sleeps: queues are then armed to wake it once (`EPOLLONESHOT`), and the only cost is to
-//! ask the kernel each second who listens. While something happens it looks at all queues every [`AccelOptions::look_ms`].
+//! ask the kernel each second who listens, and to read who is ready. While something happens it looks at all queues every
+//! [`AccelOptions::look_ms`].
 
 mod conn;
 mod lifetime;
@@ -212,6 +213,9 @@ impl Holder {
             }
             if self.watch_next <= now {
                 self.watch();
+                // A worker becomes ready without a request, and the looks may have ended: where no worker was ready, no
+                // connection gets into a queue that would wake this thread.
+                self.tell_all();
                 self.watch_next = now + watch::INTERVAL;
             }
             if self.lifetime.is_over(now) {

@@ -29,11 +29,7 @@ impl Holder {
     fn switch(&mut self, on: bool) {
         self.options.on = on;
         self.steering.shared.state().control.on.store(on.into(), SeqCst);
-        for index in 0..self.listeners.len() {
-            if self.listeners[index].is_some() {
-                self.tell(index);
-            }
-        }
+        self.tell_all();
         self.look_timer.activity(Instant::now());
     }
 

@@ -31,8 +31,8 @@ pub enum Level {
     /// who is busy; what it cannot place goes to the program's own listener, which is left as it is.
     SkLookup,
     /// A classic program that knows the CPU only (kernel 4.5; no privilege). The holder makes it anew when a worker
-    /// becomes ready or ends, so it is late by one look. The program's listener becomes a member of a reuseport group,
-    /// so its port is free only when the queues are closed too.
+    /// becomes ready or ends, so it is late by one look, or by a second where nothing happened before. The program's
+    /// listener becomes a member of a reuseport group, so its port is free only when the queues are closed too.
     ClassicBpf,
     /// Nothing: all workers share the program's listener.
     Plain,
