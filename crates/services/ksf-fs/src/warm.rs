@@ -331,6 +331,78 @@ mod tests {
             assert_eq!(changes(AccessTimes::AfterChanges), after_changes, "{atime} {mtime} {ctime} {now}");
         }
     }
+
+    /// A thread that is a shard and a lane, with an export of one file, open for reading.
+    struct Shard {
+        fs: Fs,
+        lanes: Lanes,
+        lane: Lane,
+        file: OpenFile,
+        _folder: ksf_test::Folder,
+    }
+
+    impl Shard {
+        /// `None`: shards do not read on this file system.
+        fn with_file(bytes: &[u8]) -> Option<Self> {
+            let folder = ksf_test::Folder::to_export();
+            let (data, state) = (folder.path("data"), folder.path("state"));
+            std::fs::create_dir(&data).unwrap();
+            std::fs::write(data.join("file"), bytes).unwrap();
+            let mut fs = Fs::new(FsOptions::default()).unwrap();
+            let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+            let (lanes, mut lane) = (Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap(), Lane::attach().unwrap());
+            let caller = Credential::unix(0, 0, &[]);
+            let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
+            let (file, _) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
+            ksf_test::reads_at_once(&data).then_some(Self { fs, lanes, lane, file, _folder: folder })
+        }
+
+        fn read_at_once(&self, offset: u64, wanted: usize) -> Option<usize> {
+            let (mut turn, mut share) = (WarmTurn::default(), WarmShare::default());
+            self.fs.warm(&self.lanes, &mut turn, &mut share).read_open(&self.file, offset, wanted, &mut Vec::new())
+        }
+
+        fn read_on_the_lane(&self, offset: u64, wanted: usize) {
+            self.fs.read_open(&self.lane, &self.file, offset, wanted, &mut Vec::new()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_shard_does_not_have_the_medium_read() {
+        const STEP: usize = 64 << 10;
+        let Some(shard) = Shard::with_file(&[7; 4 << 20]) else { return };
+        let content = shard.file.descriptor().unwrap();
+        rustix::fs::fsync(content).unwrap();
+        // Of this file alone, with those that are being read: they are in memory before a read of the lane ends.
+        let cached_pages = || sys::cached_pages(content, 0, 4 << 20).unwrap();
+        let forget = |from| rustix::fs::fadvise(content, from, None, rustix::fs::Advice::DontNeed).unwrap();
+        for offset in (0..1 << 20).step_by(STEP) {
+            // Behind a read in order, the kernel has read ahead, and marked where a read makes it go on.
+            forget(0);
+            (0..offset).step_by(STEP).for_each(|before| shard.read_on_the_lane(before, STEP));
+            forget(offset + STEP as u64);
+            let before = cached_pages();
+            shard.read_at_once(offset, STEP);
+            let after = cached_pages();
+            // The kernel may have taken some back.
+            assert!(after <= before, "{offset}: {before} pages, then {after}");
+        }
+    }
+
+    /// The page cache may lose a page between the question for it and the read.
+    #[test]
+    fn a_shard_does_not_wait_for_the_medium() {
+        let reads_at_once = || {
+            let Some(shard) = Shard::with_file(b"text") else { return true };
+            shard.read_on_the_lane(0, 4);
+            sys::refuse_waiting_reads();
+            shard.read_at_once(0, 4) == Some(4)
+        };
+        // The filter stays with its thread. The kernel may take the page back, or have set the time of access in the tick of
+        // the change.
+        ksf_test::wait_until("the shard reads", || std::thread::spawn(reads_at_once).join().unwrap());
+    }
+
     #[test]
     fn reads_go_to_a_lane_where_the_kernel_refuses_cachestat() {
         for errno in [Errno::PERM, Errno::NOSYS] {

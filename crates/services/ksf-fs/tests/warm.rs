@@ -8,7 +8,7 @@ use ksf_fs::{
     Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, FsOptions, Handle, Lane, LaneOptions, Lanes,
     Length, OpenFile, OpenHow, ReadDone, Seen, Squash, WARM_READ_BYTES_MAX, WarmShare, WarmTurn,
 };
-use ksf_test::{keeps_absent_names, program_or_skip, reads_at_once, root_or_skip, succeeds};
+use ksf_test::{keeps_absent_names, reads_at_once, root_or_skip};
 
 use crate::common::{Served, kind, on_lane, root};
 
@@ -282,38 +282,6 @@ fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
             let read = warm.read_open(&open, (2 << 20) - 32_768, 65_536, &mut Vec::new());
             // The kernel may have the rest in memory again.
             assert!(matches!(read, None | Some(65_536)), "{read:?}");
-        }
-    });
-}
-
-#[test]
-fn a_shard_does_not_have_the_medium_read() {
-    let Some(_) = program_or_skip("fincore") else { return };
-    on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
-        fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
-        let file = served.find(lane, "file").handle;
-        let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
-        let content = fs::File::open(served.path("file")).unwrap();
-        content.sync_all().unwrap();
-        // Of this file alone: under memory pressure, the kernel also reads pages of this program for the thread.
-        let path = served.path("file").display().to_string();
-        let cached_pages =
-            || succeeds(&["fincore", "--noheadings", "--output", "PAGES", &path]).trim().parse::<u64>().unwrap();
-        let forget = |from| rustix::fs::fadvise(&content, from, None, rustix::fs::Advice::DontNeed).unwrap();
-        // Read in order, the kernel marks where it goes on to read ahead.
-        forget(0);
-        for offset in (0..1 << 20).step_by(65_536) {
-            served.fs.read_open(lane, &open, offset, 65_536, &mut Vec::new()).unwrap();
-        }
-        for offset in (0..2 << 20).step_by(65_536) {
-            forget(offset + 65_536);
-            let before = cached_pages();
-            warm.read_open(&open, offset, 65_536, &mut Vec::new());
-            let after = cached_pages();
-            // The kernel may have taken some back.
-            assert!(after <= before, "{offset}: {before} pages, then {after}");
         }
     });
 }
