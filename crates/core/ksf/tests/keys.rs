@@ -7,42 +7,19 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
-use ksf::service::ConnKey;
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
-
-/// Echoes lines, and records the key of each with whether it came as a datagram.
-#[derive(Default)]
-struct Keys(Mutex<Vec<(bool, ConnKey)>>);
-
-impl Service for Keys {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("keys", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        self.0.lock().unwrap().push((matches!(message.peer(), Peer::Udp(_)), message.key()));
-        reply.bytes(message.bytes());
-    }
-}
+use ksf::{Peer, Profile, Server};
 
 /// A cache of replies by key would answer a stream with what was a datagram's.
 #[test]
 fn a_datagram_has_a_key_that_no_stream_has() {
     own_network();
     for engine in engines() {
-        let service = Arc::new(Keys::default());
+        let keys = Arc::new(Mutex::new(Vec::new()));
+        let recorded = Arc::clone(&keys);
+        let service = calls(Profile::new("keys", Framing::Delimiter(Delimiter::LF)), move |message, reply| {
+            recorded.lock().unwrap().push((matches!(message.peer(), Peer::Udp(_)), message.key()));
+            reply.bytes(message.bytes());
+        });
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let mut builder = Server::builder().engine(engine).cpus(Some(cpus));
         for addr in ["udp:127.0.0.1:0", ANY, "udp:127.0.0.1:0"] {
@@ -69,7 +46,7 @@ fn a_datagram_has_a_key_that_no_stream_has() {
         let mut peer = connect_to(at(1));
         peer.write_all(b"line\n").unwrap();
         expect(&mut peer, b"line\n");
-        let keys = std::mem::take(&mut *service.0.lock().unwrap());
+        let keys = std::mem::take(&mut *keys.lock().unwrap());
         let of = |datagrams: bool| keys.iter().filter(move |(is, _)| *is == datagrams).map(|(_, key)| *key);
         let (sockets, streams): (HashSet<_>, HashSet<_>) = (of(true).collect(), of(false).collect());
         assert_eq!((sockets.len(), streams.len()), (2, 5), "{engine}: {keys:?}");

@@ -8,32 +8,14 @@ use crate::common::net::*;
 use ksf::cpus::{allowed, pin_to};
 use ksf::framing::Framing;
 use ksf::limits::Limits;
-use ksf::{Error, Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Error, Profile, Server, Service};
 
 /// Answers every message with the CPUs its thread may use: one byte each.
-struct WhereAmI;
-
-impl Service for WhereAmI {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("where-am-i", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+fn where_am_i() -> Arc<impl Service> {
+    calls(Profile::new("where-am-i", Framing::Raw), |_, reply| {
         let cpus: Vec<u8> = allowed().unwrap().into_iter().map(|cpu| cpu as u8).collect();
         reply.bytes(&cpus);
-    }
+    })
 }
 
 fn where_served(server: &Server) -> Vec<usize> {
@@ -50,7 +32,7 @@ fn a_shard_stays_on_the_cpu_it_was_given() {
     for engine in engines() {
         for cpu in allowed().unwrap() {
             let builder = Server::builder().engine(engine).cpus(Some(vec![cpu]));
-            let server = builder.listen(ANY.parse().unwrap(), Arc::new(WhereAmI), None).start().unwrap();
+            let server = builder.listen(ANY.parse().unwrap(), where_am_i(), None).start().unwrap();
             assert_eq!(server.cpus(), [cpu]);
             for _ in 0..4 {
                 assert_eq!(where_served(&server), [cpu], "{engine}");
@@ -68,7 +50,7 @@ fn the_mask_of_whoever_starts_a_server_is_kept() {
         let cpu = *allowed().unwrap().last().unwrap();
         std::thread::spawn(move || {
             pin_to(cpu).unwrap();
-            let server = all_shards(engine, ANY, Limits::default(), Arc::new(WhereAmI));
+            let server = all_shards(engine, ANY, Limits::default(), where_am_i());
             assert_eq!(server.cpus(), [cpu], "{engine}: taskset and cpusets must hold");
             assert_eq!(where_served(&server), [cpu]);
         })
@@ -85,8 +67,8 @@ fn a_connection_is_served_on_the_cpu_it_came_from() {
         return skip("needs two CPUs: there is nothing to choose between");
     }
     for engine in engines() {
-        let server = all_shards(engine, ANY, Limits::default(), Arc::new(WhereAmI));
-        let datagrams = all_shards(engine, "udp:127.0.0.1:0", Limits::default(), Arc::new(WhereAmI));
+        let server = all_shards(engine, ANY, Limits::default(), where_am_i());
+        let datagrams = all_shards(engine, "udp:127.0.0.1:0", Limits::default(), where_am_i());
         for cpu in &cpus {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -118,7 +100,7 @@ fn steering_maps_cpus_to_the_shards_that_are_there() {
         let server = Server::builder()
             .engine(engine)
             .cpus(Some(vec![cpus[1]]))
-            .listen(ANY.parse().unwrap(), Arc::new(WhereAmI), None)
+            .listen(ANY.parse().unwrap(), where_am_i(), None)
             .start()
             .unwrap();
         for cpu in &cpus {

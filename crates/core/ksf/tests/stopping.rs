@@ -14,40 +14,24 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::server::Drained;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Order, Profile, Server, Service};
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
 /// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
-#[derive(Default)]
-struct Counting {
-    messages: AtomicU64,
-}
-
-impl Service for Counting {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("counting", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        let number = self.messages.fetch_add(1, Ordering::Relaxed);
+fn counting() -> (Arc<impl Service>, Arc<AtomicU64>) {
+    let messages = Arc::<AtomicU64>::default();
+    let handed = Arc::clone(&messages);
+    let service = calls(Profile::new("counting", LINES), move |message, reply| {
+        let number = handed.fetch_add(1, Ordering::Relaxed);
         let body = message.bytes().to_vec();
         if !number.is_multiple_of(3) {
             reply.bytes(&body);
         } else {
             reply.block(body.len(), move |deferred| deferred.reply(body));
         }
-    }
+    });
+    (service, messages)
 }
 
 /// How a client ended.
@@ -109,14 +93,14 @@ fn clients(at: SocketAddr, depths: &[usize]) -> Vec<std::thread::JoinHandle<Ende
 fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
     own_network();
     for engine in engines() {
-        let service = Arc::new(Counting::default());
-        let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
+        let (service, messages) = counting();
+        let server = all_shards(engine, ANY, Limits::default(), service);
         let clients = clients(addr(&server), &[1, 4, 32]);
         server.drain().unwrap();
         let ended: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
         assert!(ended.iter().all(|ended| ended.by.is_ok()), "{engine}: a client was reset: {ended:?}");
         let replies: u64 = ended.iter().map(|ended| ended.replies).sum();
-        assert_eq!(replies, service.messages.load(Ordering::Relaxed), "{engine}: read and not answered");
+        assert_eq!(replies, messages.load(Ordering::Relaxed), "{engine}: read and not answered");
     }
 }
 
@@ -124,7 +108,7 @@ fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
 fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
     own_network();
     for engine in engines() {
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let (mut idle, mut waits, mut sends) = (connect(&server), connect(&server), connect(&server));
         waits.write_all(b"defer\n").unwrap();
@@ -148,7 +132,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
 fn a_drain_ends_after_its_time_whatever_the_peers_do() {
     own_network();
     for engine in engines() {
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Arc::clone(&service));
         let mut stubborn = connect(&server);
@@ -221,7 +205,7 @@ impl<W: Read + Write> Draining<W> {
 fn connections_during_a_drain_are_refused() {
     own_network();
     for engine in engines() {
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let (at, waits) = (addr(&server), connect(&server));
         // What is refused while the last handshakes are waited for is asked again by TCP, a second later.
@@ -236,7 +220,7 @@ fn connections_to_a_path_during_a_drain_are_refused() {
     for engine in engines() {
         let folder = Folder::new();
         let path = folder.path("socket");
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let addr = format!("unix:{}", path.display());
         let server = all_shards(engine, &addr, Limits::default(), Arc::clone(&service));
         let waits = UnixStream::connect(&path).unwrap();
@@ -251,7 +235,7 @@ fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
     own_network();
     for engine in engines() {
         let handed_over = TcpListener::bind("127.0.0.1:0").unwrap();
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let socket = handed_over.try_clone().unwrap().into();
         // One shard: another one may hear of the end later.
         let cpus = Some(ksf::cpus::allowed().unwrap()[..1].to_vec());
@@ -289,7 +273,7 @@ fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
 fn a_dropped_server_ends_everything_and_its_port_is_free() {
     own_network();
     for engine in engines() {
-        let service = Arc::new(Counting::default());
+        let (service, _) = counting();
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let at = addr(&server);
         let clients = clients(at, &[16]);
@@ -308,7 +292,7 @@ fn a_dropped_server_ends_everything_and_its_port_is_free() {
 fn a_server_stops_with_answers_outstanding() {
     own_network();
     for engine in engines() {
-        let service = Recorder::new(Framing::Delimiter(Delimiter::LF), Order::Requests);
+        let service = Recorder::new(LINES, Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let mut peer = connect(&server);
         peer.write_all(b"defer\n").unwrap();
@@ -320,50 +304,25 @@ fn a_server_stops_with_answers_outstanding() {
     }
 }
 
-/// Gives every line to a task that ends only when the test lets it.
-struct Stuck {
-    let_go: Mutex<Option<mpsc::Receiver<()>>>,
-    running: mpsc::Sender<()>,
-}
-
-impl Service for Stuck {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("stuck", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
-        let let_go = self.let_go.lock().unwrap().take().expect("one message");
-        let running = self.running.clone();
-        let task = move |deferred: Deferred| {
-            running.send(()).unwrap();
-            // Until the test drops its end.
-            let_go.recv().unwrap_err();
-            deferred.reply(b"nobody is left to hear this".to_vec());
-        };
-        reply.block(0, task);
-    }
-}
-
 #[test]
 fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
     own_network();
     for engine in engines() {
         for gently in [true, false] {
-            let (stuck, let_go) = mpsc::channel();
+            let (stuck, let_go) = mpsc::channel::<()>();
             let (running, is_running) = mpsc::channel();
-            let service = Arc::new(Stuck { let_go: Mutex::new(Some(let_go)), running });
+            let let_go = Mutex::new(Some(let_go));
+            // Gives the line to a task that ends only when the test lets it.
+            let service = calls(Profile::new("stuck", LINES), move |_, reply| {
+                let let_go = let_go.lock().unwrap().take().expect("one message");
+                let running = running.clone();
+                reply.block(0, move |deferred| {
+                    running.send(()).unwrap();
+                    // Until the test drops its end.
+                    let_go.recv().unwrap_err();
+                    deferred.reply(b"nobody is left to hear this".to_vec());
+                });
+            });
             let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
             let server = one_shard(engine, ANY, limits, service);
             let at = addr(&server);

@@ -7,13 +7,7 @@ use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::tasks::TaskOptions;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
-
-/// Answers lines from the pool: `panic` panics, `wait` waits until the gate is open, the rest is echoed.
-struct Works {
-    order: Order,
-    gate: Arc<Gate>,
-}
+use ksf::{Order, Profile, Server, Service};
 
 #[derive(Default)]
 struct Gate {
@@ -49,26 +43,13 @@ impl Gate {
     }
 }
 
-impl Service for Works {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile { order: self.order, ..Profile::new("works", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        let body = message.keep();
-        let gate = Arc::clone(&self.gate);
+/// Answers lines from the pool: `panic` panics, `wait` waits until the gate is open, the rest is echoed.
+fn works(order: Order) -> (Arc<impl Service>, Arc<Gate>) {
+    let gate = Arc::<Gate>::default();
+    let passed = Arc::clone(&gate);
+    let profile = Profile { order, ..Profile::new("works", Framing::Delimiter(Delimiter::LF)) };
+    let service = calls(profile, move |message, reply| {
+        let (body, gate) = (message.keep(), Arc::clone(&passed));
         reply.block(body.len(), move |deferred| {
             if body.starts_with(b"panic") {
                 // Without the message of `panic!`, which would look like a failure of the test.
@@ -79,15 +60,15 @@ impl Service for Works {
             }
             deferred.reply_chunk(body);
         });
-    }
+    });
+    (service, gate)
 }
 
 fn start(engine: EngineKind, order: Order, tasks: TaskOptions) -> (Server, Arc<Gate>) {
-    let gate = Arc::<Gate>::default();
-    let service = Works { order, gate: Arc::clone(&gate) };
+    let (service, gate) = works(order);
     let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
     let builder = Server::builder().engine(engine).cpus(Some(cpus)).tasks(tasks);
-    (builder.listen(ANY.parse().unwrap(), Arc::new(service), None).start().unwrap(), gate)
+    (builder.listen(ANY.parse().unwrap(), service, None).start().unwrap(), gate)
 }
 
 #[test]
@@ -149,7 +130,7 @@ fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
 fn datagrams_are_answered_from_the_pool() {
     own_network();
     for engine in engines() {
-        let service = Arc::new(Works { order: Order::Free, gate: Arc::default() });
+        let service = works(Order::Free).0;
         let server = all_shards(engine, "udp:127.0.0.1:0", Default::default(), service);
         let peers: Vec<_> = (0..8).map(|_| datagrams(addr(&server))).collect();
         for round in 0..10 {
@@ -165,41 +146,19 @@ fn datagrams_are_answered_from_the_pool() {
     }
 }
 
-/// Every line is work that blocks.
-struct Blocks {
-    gate: Arc<Gate>,
-    /// CPUs on which tasks may run.
-    cpus: Mutex<Vec<Vec<usize>>>,
-}
-
-impl Service for Blocks {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile { order: Order::Free, ..Profile::new("blocks", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        let (line, gate) = (message.bytes().to_vec(), Arc::clone(&self.gate));
-        self.cpus.lock().unwrap().push(ksf::cpus::allowed().unwrap());
+/// Every line is work that blocks until the gate is open.
+fn blocks() -> (Arc<impl Service>, Arc<Gate>) {
+    let gate = Arc::<Gate>::default();
+    let passed = Arc::clone(&gate);
+    let profile = Profile { order: Order::Free, ..Profile::new("blocks", Framing::Delimiter(Delimiter::LF)) };
+    let service = calls(profile, move |message, reply| {
+        let (line, gate) = (message.bytes().to_vec(), Arc::clone(&passed));
         reply.block(line.len(), move |deferred| {
-            if line == b"cpus" {
-                return deferred.reply(format!("{:?}", ksf::cpus::allowed().unwrap()).into_bytes());
-            }
             gate.pass();
             deferred.reply(line);
         });
-    }
+    });
+    (service, gate)
 }
 
 /// While the queue is full the peers are not read: no request is refused, and none is lost.
@@ -209,24 +168,24 @@ fn a_full_queue_of_blocking_tasks_stops_reading() {
     const PEERS: usize = 4;
     const LINES: usize = 200;
     for engine in engines() {
-        let service = Arc::new(Blocks { gate: Arc::default(), cpus: Mutex::default() });
+        let (service, gate) = blocks();
         let tasks = TaskOptions { threads_max: 2, queue_max: 10, ..TaskOptions::default() };
         let server = Server::builder()
             .engine(engine)
             .cpus(Some(vec![ksf::cpus::allowed().unwrap()[0]]))
             .tasks(tasks)
-            .listen(ANY.parse().unwrap(), Arc::clone(&service), None)
+            .listen(ANY.parse().unwrap(), service, None)
             .start()
             .unwrap();
         let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&server)).collect();
         let lines: String = (0..LINES).map(|at| format!("line {at}\n")).collect();
         peers.iter_mut().for_each(|peer| peer.write_all(lines.as_bytes()).unwrap());
-        service.gate.until_waiting(2);
+        gate.until_waiting(2);
         wait_until("every peer has a request in work", || count(&server, "messages") >= (2 + 10) as u64);
         // Two tasks run, ten wait, and each connection exceeds the queue by one at most.
         let handed = count(&server, "messages") as usize;
         assert!(handed <= 2 + 10 + PEERS, "{engine}: {handed} requests were taken");
-        service.gate.open();
+        gate.open();
         for peer in &mut peers {
             let got = String::from_utf8(read_exactly(peer, lines.len())).unwrap();
             let mut got: Vec<_> = got.lines().map(str::to_owned).collect();
@@ -241,20 +200,20 @@ fn a_full_queue_of_blocking_tasks_stops_reading() {
 fn datagrams_without_room_in_the_queue_are_dropped_and_counted() {
     own_network();
     for engine in engines() {
-        let service = Arc::new(Blocks { gate: Arc::default(), cpus: Mutex::default() });
+        let (service, gate) = blocks();
         // One task runs, and one waits.
         let few = TaskOptions { threads_max: 1, queue_max: 1, ..TaskOptions::default() };
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).tasks(few);
-        let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
+        let server = builder.listen("udp:127.0.0.1:0".parse().unwrap(), service, None).start().unwrap();
         let peer = datagrams(addr(&server));
         peer.send(&[1]).unwrap();
-        service.gate.until_waiting(1);
+        gate.until_waiting(1);
         for number in [2, 3, 4] {
             peer.send(&[number]).unwrap();
         }
         until_count(&server, "datagrams_refused_tasks", 2);
-        service.gate.open();
+        gate.open();
         for number in [1, 2] {
             let mut got = [0; 9];
             assert_eq!((peer.recv(&mut got).unwrap(), got[0]), (1, number), "{engine}");
@@ -267,10 +226,12 @@ fn datagrams_without_room_in_the_queue_are_dropped_and_counted() {
 fn blocking_tasks_are_bound_to_no_cpu() {
     own_network();
     let allowed = ksf::cpus::allowed().unwrap();
-    let service = Arc::new(Blocks { gate: Arc::default(), cpus: Mutex::default() });
-    let server = Server::builder().listen(ANY.parse().unwrap(), Arc::clone(&service), None).start().unwrap();
-    let mut peer = connect(&server);
-    let expected = format!("{allowed:?}\n");
-    ask(&mut peer, b"cpus\n", expected.as_bytes());
-    assert_eq!(service.cpus.lock().unwrap()[0].len(), 1, "the shard itself is bound");
+    let service = calls(Profile::new("cpus", Framing::Delimiter(Delimiter::LF)), |_, reply| {
+        let of_shard = ksf::cpus::allowed().unwrap().len();
+        let of_task = || ksf::cpus::allowed().unwrap();
+        reply.block(0, move |deferred| deferred.reply(format!("{of_shard} {:?}", of_task()).into_bytes()));
+    });
+    let server = Server::builder().listen(ANY.parse().unwrap(), service, None).start().unwrap();
+    // The shard itself is bound to one.
+    ask(&mut connect(&server), b"cpus\n", format!("1 {allowed:?}\n").as_bytes());
 }

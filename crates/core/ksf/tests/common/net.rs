@@ -43,6 +43,42 @@ impl Service for Echo {
     }
 }
 
+/// [`calls`].
+pub struct Calls<F> {
+    profile: Profile<'static>,
+    call: F,
+}
+
+/// A service without state that calls a function with each message.
+pub fn calls<F>(profile: Profile<'static>, call: F) -> Arc<Calls<F>>
+where
+    F: Fn(&Message<'_>, &mut Reply<'_>) + Send + Sync + 'static,
+{
+    Arc::new(Calls { profile, call })
+}
+
+impl<F: Fn(&Message<'_>, &mut Reply<'_>) + Send + Sync + 'static> Service for Calls<F> {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        self.profile
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        (self.call)(message, reply);
+    }
+}
+
 /// One shard, so that counts are exact and places are reused in a known order.
 pub fn one_shard<S: Service>(engine: EngineKind, addr: &str, limits: Limits, service: Arc<S>) -> Server {
     assert_own_network();
