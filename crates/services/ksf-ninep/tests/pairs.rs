@@ -58,7 +58,7 @@ fn requests(buffers: &mut [Vec<u8>; 3]) -> Vec<(&'static str, Request<'_>)> {
 /// Everything that a client and the file system show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Outcome {
-    /// True: it succeeded. The error may be that of either order.
+    /// True: it succeeded whole ([`is_fine`]). The error may be that of either order.
     replies: [bool; 2],
     /// Path of the fid's object.
     object: Option<String>,
@@ -91,8 +91,7 @@ impl Runs {
         if matches!(start, Start::OpenFile) {
             client.does(Request::Lopen { fid: FID, flags: open_flag::READ_WRITE }).unwrap();
         }
-        let replies =
-            if together { Self::both(client, pair) } else { pair.map(|request| client.does(request).is_ok()) };
+        let replies = if together { Self::both(client, pair) } else { pair.map(|request| Self::one(client, request)) };
         let object = client.stat(FID).ok().map(|stat| path_of(&top, stat.qid.path).unwrap_or_default());
         let read = client.read(FID, 0, 100).ok();
         let made = client.clunk(NEW).is_ok();
@@ -100,6 +99,10 @@ impl Runs {
         let removed = client.does(Request::Remove { fid: FID }).is_ok();
         client.clunk(DIR).unwrap();
         Outcome { replies, object, read, made, before_removal, removed, after_removal: format!("{:?}", tree(&top)) }
+    }
+
+    fn one(client: &mut Client, request: Request<'_>) -> bool {
+        client.ask(request, |reply| is_fine(request, reply)).unwrap_or(false)
     }
 
     fn both(client: &mut Client, pair: [Request<'_>; 2]) -> [bool; 2] {
@@ -110,10 +113,19 @@ impl Runs {
         for _ in 0..2 {
             let message = client.receive().expect("a reply and not the end");
             let (tag, reply) = Reply::parse(&message).unwrap();
-            let is_fine = !matches!(reply, Reply::Lerror { .. });
-            assert_eq!(replies[usize::from(tag)].replace(is_fine), None, "one reply for each");
+            let tag = usize::from(tag);
+            assert_eq!(replies[tag].replace(is_fine(pair[tag], reply)), None, "one reply for each");
         }
         replies.map(|reply| reply.expect("both were answered"))
+    }
+}
+
+/// True if a request did all that it asks for. A Twalk that misses a later name has a reply with fewer qids, and makes no fid.
+fn is_fine(request: Request<'_>, reply: Reply<'_>) -> bool {
+    match (request, reply) {
+        (_, Reply::Lerror { .. }) => false,
+        (Request::Walk { names, .. }, Reply::Walk { qids }) => qids.iter().count() == names.iter().count(),
+        _ => true,
     }
 }
 
