@@ -25,7 +25,7 @@ const CHECK_BYTES: usize = 16;
 const KERNEL_BYTES_MAX: usize = HANDLE_BYTES_MAX - HEAD_BYTES - CHECK_BYTES;
 
 /// The name of an inode, checked.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Handle {
     length: u8,
     /// Zeros behind the end.

@@ -1,14 +1,16 @@
 //! The fids of one connection.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ksf_fs::{Credential, Handle, OpenFile, XATTR_BYTES_MAX, XattrHow};
 
+use crate::names::{NameId, Names, Place};
 use rustix::io::Errno;
 
-/// Memory that a fid takes, about: the handles of an object and its folder, and a name.
-pub(crate) const FID_BYTES: usize = 512;
+/// Most memory that a fid takes, without its open file or value: the handles of an object and its directory, a name of 255 bytes, and
+/// entries of the indexes by name and by open file.
+pub(crate) const FID_BYTES: usize = 1024;
 /// Longest name of an extended attribute (XATTR_NAME_MAX, linux/limits.h).
 const XATTR_NAME_BYTES_MAX: usize = 255;
 
@@ -22,15 +24,6 @@ pub(crate) struct Node {
     pub(crate) handle: Handle,
     /// The user of the attach.
     pub(crate) caller: Arc<Credential>,
-    /// Where it was found; `None`: it is the root of its attach, or was found by `..`.
-    pub(crate) place: Option<Place>,
-}
-
-/// A name in a folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) dir: Handle,
-    pub(crate) name: Box<[u8]>,
 }
 
 /// A fid as one request has met it: a later one of the same number is another.
@@ -48,7 +41,7 @@ enum State {
     Open(Arc<Node>, OpenFile),
     /// The value of an extended attribute, or their names.
     Value(Arc<[u8]>),
-    Setting(Setting),
+    Setting(Box<Setting>),
 }
 
 /// An extended attribute that is being written, and is set when its fid is given back.
@@ -65,21 +58,27 @@ pub(crate) struct Setting {
 /// What a fid was that was given back.
 #[derive(Debug)]
 pub(crate) enum Removed {
-    File(Arc<Node>, Option<OpenFile>),
+    /// With the name under which it was found.
+    File(Arc<Node>, Option<Arc<Place>>, Option<OpenFile>),
     Value,
-    Setting(Setting),
+    Setting(Box<Setting>),
 }
 
 #[derive(Debug)]
 struct Fid {
     number: u64,
     state: State,
+    /// The name under which it was found; `None`: it is the root of its attach, or was found by `..`.
+    name: Option<NameId>,
 }
 
-/// The table, bounded.
+/// The table, bounded. No call costs more than the logarithm of its fids, but for [`Fids::clear`] and what [`Names::rename`] moves.
 #[derive(Debug)]
 pub(crate) struct Fids {
-    fids: HashMap<u32, Fid>,
+    fids: BTreeMap<u32, Fid>,
+    names: Names,
+    /// Fids that are open, by the object of their file.
+    open: BTreeSet<(Handle, u32)>,
     fids_max: usize,
     last_number: u64,
     /// Of values, written and to be written.
@@ -88,7 +87,8 @@ pub(crate) struct Fids {
 
 impl Fids {
     pub(crate) fn new(fids_max: usize) -> Self {
-        Self { fids: HashMap::new(), fids_max, last_number: 0, value_bytes: 0 }
+        let (fids, names, open) = Default::default();
+        Self { fids, names, open, fids_max, last_number: 0, value_bytes: 0 }
     }
 
     /// Memory that they take, about.
@@ -101,9 +101,15 @@ impl Fids {
         self.insert(fid, State::Reserved)
     }
 
-    /// Makes a fid of what is known already.
-    pub(crate) fn make(&mut self, fid: u32, node: Arc<Node>) -> Result<(), Errno> {
-        self.insert(fid, State::Walked(node)).map(drop)
+    /// Makes `newfid` name what `fid` does.
+    pub(crate) fn copy(&mut self, fid: u32, newfid: u32) -> Result<(), Errno> {
+        let (node, name) = (Arc::clone(self.node(fid)?), self.fids.get(&fid).and_then(|fid| fid.name));
+        self.insert(newfid, State::Walked(node))?;
+        if let (Some(id), Some(made)) = (name, self.fids.get_mut(&newfid)) {
+            self.names.join(id, newfid);
+            made.name = name;
+        }
+        Ok(())
     }
 
     fn insert(&mut self, fid: u32, state: State) -> Result<FidId, Errno> {
@@ -114,7 +120,7 @@ impl Fids {
             return Err(Errno::MFILE);
         }
         self.last_number += 1;
-        self.fids.insert(fid, Fid { number: self.last_number, state });
+        self.fids.insert(fid, Fid { number: self.last_number, state, name: None });
         Ok(FidId { fid, number: self.last_number })
     }
 
@@ -136,6 +142,11 @@ impl Fids {
         Ok((node, open))
     }
 
+    /// The name under which a fid was found, as renames have changed it since.
+    pub(crate) fn place(&self, fid: u32) -> Option<&Arc<Place>> {
+        self.names.place(self.fids.get(&fid)?.name?)
+    }
+
     /// The open file of a fid.
     pub(crate) fn open(&self, fid: u32) -> Result<&OpenFile, Errno> {
         self.both(fid)?.1.ok_or(Errno::BADF)
@@ -153,10 +164,8 @@ impl Fids {
 
     /// An open file of this object, under whichever fid.
     pub(crate) fn open_of(&self, handle: &Handle) -> Option<&OpenFile> {
-        self.fids.values().find_map(|fid| match &fid.state {
-            State::Open(_, file) if file.handle() == handle => Some(file),
-            _ => None,
-        })
+        let (_, fid) = self.open.range((handle.clone(), 0)..).next().filter(|(found, _)| found == handle)?;
+        self.open(*fid).ok()
     }
 
     /// Makes a fid one that an extended attribute is written to. `room`: bytes that may be taken for it.
@@ -183,8 +192,9 @@ impl Fids {
         };
         let setting = Setting { node: Arc::clone(node), name: name.into(), size, value: Vec::new(), how };
         if let Some(fid) = self.found(id) {
-            fid.state = State::Setting(setting);
+            fid.state = State::Setting(Box::new(setting));
             self.value_bytes += size;
+            self.rename(id, None);
         }
         Ok(())
     }
@@ -207,13 +217,19 @@ impl Fids {
 
     /// Gives a fid back.
     pub(crate) fn remove(&mut self, fid: u32) -> Result<Removed, Errno> {
-        if matches!(self.fids.get(&fid).ok_or(Errno::BADF)?.state, State::Reserved) {
+        let found = self.fids.get(&fid).ok_or(Errno::BADF)?;
+        if matches!(found.state, State::Reserved) {
             return Err(Errno::BADF);
         }
+        let (id, place) = (FidId { fid, number: found.number }, self.place(fid).cloned());
+        self.rename(id, None);
         match self.fids.remove(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved => Err(Errno::BADF),
-            State::Walked(node) => Ok(Removed::File(node, None)),
-            State::Open(node, file) => Ok(Removed::File(node, Some(file))),
+            State::Walked(node) => Ok(Removed::File(node, place, None)),
+            State::Open(node, file) => {
+                self.open.remove(&(file.handle().clone(), fid));
+                Ok(Removed::File(node, place, Some(file)))
+            }
             State::Value(value) => {
                 self.value_bytes -= value.len();
                 Ok(Removed::Value)
@@ -227,16 +243,16 @@ impl Fids {
 
     /// Gives all back.
     pub(crate) fn clear(&mut self) {
-        self.fids.clear();
-        self.value_bytes = 0;
+        *self = Self { last_number: self.last_number, ..Self::new(self.fids_max) };
     }
 
-    /// Applies the result of a request, unless its fid was given back meanwhile.
-    pub(crate) fn apply(&mut self, change: Change) {
+    /// Applies the result of a request, unless its fid was given back meanwhile. Returns the number of fids that it has changed.
+    pub(crate) fn apply(&mut self, change: Change) -> usize {
         match change {
-            Change::Found(id, node) => {
+            Change::Found(id, node, place) => {
                 if let Some(Fid { state: state @ (State::Reserved | State::Walked(_)), .. }) = self.found(id) {
                     *state = State::Walked(node);
+                    self.rename(id, place);
                 }
             }
             Change::Free(id) => {
@@ -245,11 +261,16 @@ impl Fids {
                 }
             }
             Change::Opened(id, created, file) => {
-                // A rename may have moved the node of the request.
                 if let Some(Fid { state, .. }) = self.found(id)
                     && let State::Walked(node) = state
                 {
-                    *state = State::Open(created.unwrap_or_else(|| Arc::clone(node)), file);
+                    let handle = file.handle().clone();
+                    let (node, place) = created.map_or_else(|| (Arc::clone(node), None), |(node, at)| (node, Some(at)));
+                    *state = State::Open(node, file);
+                    self.open.insert((handle, id.fid));
+                    if place.is_some() {
+                        self.rename(id, place);
+                    }
                 }
             }
             Change::Value(id, value) => {
@@ -259,37 +280,47 @@ impl Fids {
                     self.value_bytes += bytes;
                 }
             }
-            Change::Moved(from, to) => self.follow(&from, &to),
+            Change::Moved(from, to) => {
+                let Some((moved, name)) = self.names.rename(&from, to) else { return 0 };
+                for fid in &moved {
+                    if let Some(fid) = self.fids.get_mut(fid) {
+                        fid.name = Some(name);
+                    }
+                }
+                return moved.len();
+            }
         }
+        1
     }
 
     fn found(&mut self, id: FidId) -> Option<&mut Fid> {
         self.fids.get_mut(&id.fid).filter(|fid| fid.number == id.number)
     }
 
-    /// A name was moved: what was found under it has the new one.
-    fn follow(&mut self, from: &Place, to: &Place) {
-        for fid in self.fids.values_mut() {
-            let (State::Walked(node) | State::Open(node, _)) = &mut fid.state else { continue };
-            if node.place.as_ref() == Some(from) {
-                let (handle, caller) = (node.handle.clone(), Arc::clone(&node.caller));
-                *node = Arc::new(Node { handle, caller, place: Some(to.clone()) });
-            }
+    /// Replaces the name of one fid.
+    fn rename(&mut self, id: FidId, place: Option<Place>) {
+        let Some(fid) = self.fids.get_mut(&id.fid).filter(|fid| fid.number == id.number) else { return };
+        if let Some(name) = fid.name.take() {
+            self.names.remove(name, id.fid);
         }
+        fid.name = place.map(|place| self.names.add(place, id.fid));
     }
 }
 
 /// What a request changes of the fids when it ends.
 #[derive(Debug)]
 pub(crate) enum Change {
-    /// The fid names this.
-    Found(FidId, Arc<Node>),
+    /// The fid names this, found at this place.
+    Found(FidId, Arc<Node>, Option<Place>),
     /// There was nothing to be found for it.
     Free(FidId),
     /// The fid is open, and names this if it was created.
-    Opened(FidId, Option<Arc<Node>>, OpenFile),
+    Opened(FidId, Option<(Arc<Node>, Place)>, OpenFile),
     /// The fid is that of a value.
     Value(FidId, Arc<[u8]>),
     /// What had the first name has the second.
     Moved(Place, Place),
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@
 
 mod counters;
 mod fids;
+mod names;
 mod server;
 mod service;
 mod session;

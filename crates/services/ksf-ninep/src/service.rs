@@ -335,8 +335,7 @@ impl NinepService {
             }
             Request::Walk { fid, newfid, names } if names.is_empty() => {
                 if fid != newfid {
-                    let node = shared(fids.node(fid)?);
-                    fids.make(newfid, node)?;
+                    fids.copy(fid, newfid)?;
                 }
                 fids.node(fid)?;
                 say(reply, tag, Reply::Walk { qids: Qids::default() })?;
@@ -384,9 +383,9 @@ impl NinepService {
             }
             Request::Statfs { fid } => Work::Statfs { node: shared(fids.node(fid)?) },
             Request::Clunk { fid } => match fids.remove(fid)? {
-                Removed::File(_, Some(file)) => Work::Clunk { file },
-                Removed::Setting(setting) => Work::SetXattr { setting: Arc::new(setting), open: None },
-                Removed::File(_, None) | Removed::Value => {
+                Removed::File(_, _, Some(file)) => Work::Clunk { file },
+                Removed::Setting(setting) => Work::SetXattr { setting: Arc::from(setting), open: None },
+                Removed::File(_, _, None) | Removed::Value => {
                     say(reply, tag, Reply::Clunk {})?;
                     return Ok(Next::Answered);
                 }
@@ -420,7 +419,8 @@ impl NinepService {
                 Work::Link { dir: shared(fids.node(dfid)?), node: shared(fids.node(fid)?), name: name.into() }
             }
             Request::Rename { fid, dfid, name } => {
-                Work::Rename { node: shared(fids.node(fid)?), dir: shared(fids.node(dfid)?), name: name.into() }
+                let (node, place) = (shared(fids.node(fid)?), fids.place(fid).cloned());
+                Work::Rename { node, place, dir: shared(fids.node(dfid)?), name: name.into() }
             }
             Request::Renameat { olddirfid, oldname, newdirfid, newname } => {
                 let (from, to) = (shared(fids.node(olddirfid)?), shared(fids.node(newdirfid)?));
@@ -431,8 +431,8 @@ impl NinepService {
                 Work::Unlinkat { dir: shared(fids.node(dirfid)?), name: name.into(), directory }
             }
             Request::Remove { fid } => {
-                let Removed::File(node, open) = fids.remove(fid)? else { return Err(Errno::INVAL) };
-                Work::Remove { node, open }
+                let Removed::File(node, place, open) = fids.remove(fid)? else { return Err(Errno::INVAL) };
+                Work::Remove { node, place, open }
             }
             Request::Fsync { fid, datasync } => Work::Fsync { file: fids.open(fid)?.clone(), data_only: datasync != 0 },
             Request::Lock { fid, lock } => {

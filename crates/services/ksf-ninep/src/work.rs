@@ -9,7 +9,8 @@ use ksf_fs::{
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
-use crate::fids::{Change, FidId, Node, Place, Setting};
+use crate::fids::{Change, FidId, Node, Setting};
+use crate::names::Place;
 use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
 use rustix::io::Errno;
 
@@ -109,6 +110,7 @@ pub(crate) enum Work {
     },
     Rename {
         node: Arc<Node>,
+        place: Option<Arc<Place>>,
         dir: Arc<Node>,
         name: Name,
     },
@@ -126,6 +128,7 @@ pub(crate) enum Work {
     /// Tremove; closes the fid's open file, too.
     Remove {
         node: Arc<Node>,
+        place: Option<Arc<Place>>,
         open: Option<OpenFile>,
     },
     Fsync {
@@ -341,17 +344,16 @@ impl Work {
         let plain = |reply: Reply<'_>| Done::message(tag, reply, None);
         Ok(match self {
             Self::Attach { id, caller, root, names } => {
-                let from = Node { handle: root, caller, place: None };
+                let from = Node { handle: root, caller };
                 let attr = fs.getattr(lane, &from.handle)?;
                 let walked = walk(fs, lane, &from, &names);
                 if walked.qids.len() < names.len() {
                     return Err(walked.stopped.unwrap_or(Errno::NOENT));
                 }
                 let qid = walked.qids.last().copied().unwrap_or_else(|| qid_of(&attr));
-                let node = walked.node.unwrap_or(from);
+                let (node, _) = walked.found.unwrap_or((from, None));
                 // The root has no name: its parent is not in the attach.
-                let node = Arc::new(Node { place: None, ..node });
-                Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, node)))
+                Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, Arc::new(node), None)))
             }
             Self::Walk { id, from, names, in_place } => {
                 let walked = walk(fs, lane, &from, &names);
@@ -371,9 +373,9 @@ impl Work {
                 let made = fs.create_open(lane, &caller, &dir.handle, &name, (mode, exclusive), how);
                 let (file, found) = made.result?;
                 let reply = Reply::Lcreate { qid: qid_of(&found.attr), iounit };
-                let place = Some(Place { dir: dir.handle.clone(), name });
-                let node = Node { handle: found.handle, caller: Arc::clone(&dir.caller), place };
-                Done::message(tag, reply, Some(Change::Opened(id, Some(Arc::new(node)), file)))
+                let place = Place { dir: dir.handle.clone(), name };
+                let node = Node { handle: found.handle, caller: Arc::clone(&dir.caller) };
+                Done::message(tag, reply, Some(Change::Opened(id, Some((Arc::new(node), place)), file)))
             }
             Self::Read { file, offset, count } => {
                 let mut data = Vec::new();
@@ -445,8 +447,8 @@ impl Work {
                 fs.link(lane, &dir.caller, &node.handle, &dir.handle, &name).result?;
                 plain(Reply::Link {})
             }
-            Self::Rename { node, dir, name } => {
-                let from = found_at(fs, lane, &node)?.0.clone();
+            Self::Rename { node, place, dir, name } => {
+                let from = found_at(fs, lane, &node, place.as_deref())?.0.clone();
                 let to = Place { dir: dir.handle.clone(), name };
                 fs.rename(lane, &node.caller, &from.dir, &from.name, &to.dir, &to.name).result?;
                 Done::message(tag, Reply::Rename {}, Some(Change::Moved(from, to)))
@@ -461,8 +463,8 @@ impl Work {
                 unlink(fs, lane, &dir.caller, (&dir.handle, &name), directory)?;
                 plain(Reply::Unlinkat {})
             }
-            Self::Remove { node, open } => {
-                let removed = found_at(fs, lane, &node).and_then(|(place, file_type)| {
+            Self::Remove { node, place, open } => {
+                let removed = found_at(fs, lane, &node, place.as_deref()).and_then(|(place, file_type)| {
                     let place = (&place.dir, &*place.name);
                     Ok(unlink(fs, lane, &node.caller, place, file_type == FileType::Directory)?)
                 });
@@ -516,8 +518,8 @@ fn get_lock(kind: u8, range: LockRange, process: u32, client: &[u8]) -> GetLock<
 #[derive(Default)]
 struct Walked {
     qids: Vec<Qid>,
-    /// Object of the last name found.
-    node: Option<Node>,
+    /// Object of the last name found, and its place.
+    found: Option<(Node, Option<Place>)>,
     /// Error that stopped the walk.
     stopped: Option<Errno>,
 }
@@ -536,7 +538,7 @@ fn walk_by(
 ) -> Option<Walked> {
     let mut walked = Walked::default();
     for name in names {
-        let dir = walked.node.as_ref().map_or(&from.handle, |node| &node.handle);
+        let dir = walked.found.as_ref().map_or(&from.handle, |(node, _)| &node.handle);
         let Found { handle, attr } = match look(dir, name)? {
             Ok(found) => found,
             Err(error) => {
@@ -547,7 +549,7 @@ fn walk_by(
         let is_name = !matches!(&**name, b"." | b"..");
         let place = is_name.then(|| Place { dir: dir.clone(), name: name.clone() });
         walked.qids.push(qid_of(&attr));
-        walked.node = Some(Node { handle, caller: Arc::clone(&from.caller), place });
+        walked.found = Some((Node { handle, caller: Arc::clone(&from.caller) }, place));
     }
     Some(walked)
 }
@@ -557,8 +559,8 @@ fn walked_to(tag: u16, walked: Walked, (id, names, in_place): (FidId, usize, boo
     if let Some(errno) = walked.stopped.filter(|_| walked.qids.is_empty()) {
         return Err(errno);
     }
-    let change = match walked.node.filter(|_| walked.qids.len() == names) {
-        Some(node) => Some(Change::Found(id, Arc::new(node))),
+    let change = match walked.found.filter(|_| walked.qids.len() == names) {
+        Some((node, place)) => Some(Change::Found(id, Arc::new(node), place)),
         None => (!in_place).then_some(Change::Free(id)),
     };
     let mut buffer = Vec::new();
@@ -619,8 +621,13 @@ fn unlink(
 }
 
 /// Name and type of an object, if it still has the name of its walk.
-fn found_at<'a>(fs: &Fs, lane: &mut Lane, node: &'a Node) -> Result<(&'a Place, FileType), Errno> {
-    let place = node.place.as_ref().ok_or(Errno::INVAL)?;
+fn found_at<'a>(
+    fs: &Fs,
+    lane: &mut Lane,
+    node: &Node,
+    place: Option<&'a Place>,
+) -> Result<(&'a Place, FileType), Errno> {
+    let place = place.ok_or(Errno::INVAL)?;
     let found = fs.lookup(lane, &node.caller, &place.dir, &place.name).result?;
     if found.handle == node.handle { Ok((place, found.attr.file_type)) } else { Err(Errno::STALE) }
 }
