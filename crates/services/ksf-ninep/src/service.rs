@@ -11,7 +11,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, LockRange, Owed, Sender, WarmTurn};
+use ksf_fs::{Credential, Lane, Lanes, LockRange, Owed, Sender, WarmTurn, XATTR_BYTES_MAX};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -134,7 +134,9 @@ impl Service for NinepService {
     }
 
     fn reply_bytes(&self, _: &mut WarmTurn, session: &mut Session, message: &[u8]) -> usize {
-        self.reply_bytes_of(session, message)
+        // The value of an extended attribute is no part of the reply, but comes with it.
+        let value_bytes = if message.get(4) == Some(&TXATTRWALK) { XATTR_BYTES_MAX } else { 0 };
+        self.reply_bytes_of(session, message) + value_bytes
     }
 
     fn session(&self, session: &Session) -> SessionState {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
-    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XattrHow, XattrOf,
+    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XATTR_BYTES_MAX, XattrHow, XattrOf,
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
@@ -247,9 +247,13 @@ impl Work {
         }
     }
 
-    /// Bytes of it that a fid had: they count with the request then.
+    /// Most bytes of an extended attribute that count with the request: a fid had them before, or gets them with the result.
     pub(crate) fn value_bytes(&self) -> usize {
-        if let Self::SetXattr { setting, .. } = self { setting.size } else { 0 }
+        match self {
+            Self::SetXattr { setting, .. } => setting.size,
+            Self::Xattrwalk { .. } => XATTR_BYTES_MAX,
+            _ => 0,
+        }
     }
 
     /// Bytes of memory that the request takes until it is executed.

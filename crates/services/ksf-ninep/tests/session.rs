@@ -3,13 +3,18 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::Write;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
-use crate::common::{Client, Place, ROOT, Serving};
+use crate::common::{Client, LANES, Place, ROOT, Serving};
+use ksf::engine::EngineKind;
+use ksf_fs::Length;
 use ksf_proto::p9::{Header, NO_TAG, Names, Reply, Request, VERSION};
 
 const RLERROR: u8 = 7;
 const RLOPEN: u8 = 13;
 const RGETATTR: u8 = 25;
+const RXATTRWALK: u8 = 31;
 const RVERSION: u8 = 101;
 const RFLUSH: u8 = 109;
 const RWALK: u8 = 111;
@@ -253,6 +258,41 @@ fn a_client_that_does_not_read_is_bounded_and_holds_nobody_up() {
         assert_eq!(message.len(), BYTES + 11);
         assert!(!std::mem::replace(&mut seen[usize::from(tag)], true), "tag {tag} twice");
     }
+    serving.stop();
+}
+
+#[test]
+fn requests_for_extended_attributes_in_flight_are_bounded_by_the_values_they_may_get() {
+    const REQUESTS: u16 = 500;
+    /// As many values of 64 KiB as `connection_bytes_max` has room for.
+    const IN_FLIGHT_MAX: usize = 64;
+    let place = Place::new();
+    let serving = place.serve_with(EngineKind::Epoll, vec![place.export()], 1000);
+    let (mut client, mut other) = (serving.client(), serving.client());
+    let files = serving.ninep.files();
+    let (hold, held) = channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    for _ in 0..LANES {
+        let held = Arc::clone(&held);
+        files.lanes.submit(0, Length::Short, 0, move |_| assert!(held.lock().unwrap().recv().is_err()));
+    }
+    ksf_test::wait_until("all lanes are held", || files.lane_counters().running_jobs == LANES);
+    for tag in 0..REQUESTS {
+        client.send(tag, Request::Xattrwalk { fid: ROOT, newfid: 1 + u32::from(tag), name: b"" });
+    }
+    ksf_test::wait_until("requests wait", || files.lane_counters().queued_jobs >= IN_FLIGHT_MAX);
+    for _ in 0..200 {
+        // Needs no lane.
+        other.does(Request::Flush { oldtag: 99 }).unwrap();
+    }
+    let queued = files.lane_counters().queued_jobs;
+    drop(hold);
+    let mut seen = vec![false; usize::from(REQUESTS)];
+    for _ in 0..REQUESTS {
+        let (tag, kind) = client.next();
+        assert_eq!((kind, std::mem::replace(&mut seen[usize::from(tag)], true)), (RXATTRWALK, false), "tag {tag}");
+    }
+    assert_eq!(queued, IN_FLIGHT_MAX);
     serving.stop();
 }
 

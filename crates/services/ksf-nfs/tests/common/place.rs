@@ -8,6 +8,9 @@ use ksf::server::{Builder, Server};
 use ksf_fs::{Clients, ExportOptions, ExportSettings, FileSettings, FsOptions, LaneOptions, Squash};
 use ksf_test::Folder;
 
+/// Lanes of a server.
+pub(crate) const LANES: usize = 4;
+
 /// Exports in a folder of a test, with the keys beside them.
 pub(crate) struct Place {
     folder: Folder,
@@ -40,7 +43,7 @@ impl Place {
     }
 
     pub(crate) fn files(&self, exports: Vec<ExportSettings>) -> FileSettings {
-        let (state, lanes) = (self.folder.path("state"), LaneOptions { threads: 4 });
+        let (state, lanes) = (self.folder.path("state"), LaneOptions { threads: LANES });
         FileSettings { exports, state, lanes, fs: FsOptions::default() }
     }
 }

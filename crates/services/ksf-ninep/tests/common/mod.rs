@@ -15,7 +15,7 @@ use ksf_ninep::{ExportSettings, MSIZE_MAX, Ninep, Settings};
 use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
 use ksf_test::stream;
 
-pub(crate) use place::{Place, server};
+pub(crate) use place::{LANES, Place, server};
 
 /// Fids of a connection in these tests.
 pub(crate) const FIDS_MAX: usize = 64;
@@ -34,7 +34,11 @@ impl Place {
     }
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
-        let settings = Settings { files: self.files(exports), msize_max: MSIZE_MAX, fids_max: FIDS_MAX };
+        self.serve_with(engine, exports, FIDS_MAX)
+    }
+
+    pub(crate) fn serve_with(&self, engine: EngineKind, exports: Vec<ExportSettings>, fids_max: usize) -> Serving {
+        let settings = Settings { files: self.files(exports), msize_max: MSIZE_MAX, fids_max };
         let ninep = Ninep::open(settings).unwrap();
         let service = Arc::new(ninep.service("9p"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
