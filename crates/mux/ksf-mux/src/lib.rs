@@ -55,3 +55,4 @@ pub use options::{Classify, MessageFraming, MuxOptions};
 pub use reply_order::{CALL_MESSAGES_MAX, ReplyOrder, Unanswered};
 pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};
+pub use timer_thread::{MuxTimer, NextCheck, TimerWaker};

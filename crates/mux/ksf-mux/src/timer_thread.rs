@@ -1,13 +1,14 @@
-//! The timer thread: the one thread a multiplexor has of its own. It moves no messages. It does in time what no worker
+//! The timer thread: the one thread a multiplexor has of its own, unless a thread of the program keeps its time limits
+//! ([`MuxTimer`]). It moves no messages. It does in time what no worker
 //! comes to do, because all of them work, or none receives.
 //!
 //! Connections are put on its list when they have something that must not wait for ever: replies that were held back to
 //! leave together, bytes TCP had no room for, a message that began and must end in time. It also revokes the leases of
 //! workers that are held up. While there is nothing of the kind the thread sleeps.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ksf::give_back::{self, GiveBack};
@@ -15,6 +16,7 @@ use ksf::limits::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::connection::Connection;
+use crate::monitor::Event;
 use crate::mux::{Shared, now};
 use crate::socket::WorkerState;
 use crate::sync::Arc;
@@ -46,6 +48,8 @@ pub(crate) struct TimerThread {
     workers: Mutex<Vec<Weak<Mutex<WorkerState>>>>,
     /// Sockets that linger.
     lingering: AtomicUsize,
+    /// The end of the multiplexor waits for this.
+    pub(crate) gone: Arc<Gone>,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +79,7 @@ impl TimerThread {
             leases: AtomicBool::new(false),
             workers: Mutex::default(),
             lingering: AtomicUsize::new(0),
+            gone: Arc::default(),
         })
     }
 
@@ -163,96 +168,219 @@ impl TimerThread {
         list.asked = list.asked.into_iter().chain([within]).min();
         drop(list);
         if late {
-            let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+            self.wake();
         }
     }
 
-    /// Waits until something is new, or for so long; `set`: or until that has events.
-    fn wait(&self, timeout: Option<Duration>, set: Option<&OwnedFd>) {
-        let timeout =
-            timeout.map(|timeout| Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos().into() });
-        let mut polled = vec![PollFd::new(&self.changed, PollFlags::IN)];
-        polled.extend(set.map(|set| PollFd::new(set, PollFlags::IN)));
-        let _ = rustix::event::poll(&mut polled, timeout.as_ref());
-        if polled[0].revents().contains(PollFlags::IN) {
-            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
-        }
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// The thread.
-    pub(crate) fn run(shared: &Shared) {
-        let timer = &shared.timer;
-        let mut quiet = QUIET_CHECKS;
-        let mut memory = Memory::default();
-        let mut list = timer.lock();
-        while !list.stop {
-            let mut conns = std::mem::take(&mut list.conns);
-            let mut lingering = std::mem::take(&mut list.lingering);
-            drop(list);
-            let time = now();
-            let before = lingering.len();
-            lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
-            timer.lingering.fetch_sub(before - lingering.len(), Ordering::SeqCst);
-            let mut soonest = (!lingering.is_empty()).then_some(TIMEOUT_TICK);
-            conns.retain(|conn| {
-                let next = check(shared, conn);
-                soonest = soonest.into_iter().chain(next).min();
-                next.is_some()
-            });
-            if timer.check_leases(shared) {
-                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
-            }
-            let of_waiters = shared.wait_set.check(|| is_ready(shared.connections_set()), || shared.scheduler.awake(0));
-            if of_waiters.soon {
-                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
-            }
-            quiet = if soonest.is_some_and(|soonest| soonest <= TICK) { 0 } else { quiet + 1 };
-            if quiet < QUIET_CHECKS {
-                soonest = soonest.into_iter().chain([TICK]).min();
-            }
-            soonest = soonest.into_iter().chain(memory.look(shared, now())).min();
-            list = timer.lock();
-            // Behind those that were put on it meanwhile, which are few.
-            list.conns.append(&mut conns);
-            list.lingering.append(&mut lingering);
-            soonest = soonest.into_iter().chain(list.asked.take()).min();
-            if shared.wait_set.is_watched() && !of_waiters.soon && !of_waiters.when_ready {
-                // Asked for since the check, by a thread that found this one awake.
-                soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
-            }
-            list.sleeps = soonest;
-            if soonest.is_none_or(|soonest| soonest > TICK) {
-                timer.is_ticking.store(false, Ordering::SeqCst);
-                if timer.leases.load(Ordering::SeqCst) {
-                    // Put up since the check, by a thread that found this one awake.
-                    list.sleeps = Some(TICK);
-                    soonest = Some(TICK);
-                }
-            } else {
-                timer.is_ticking.store(true, Ordering::SeqCst);
-            }
-            if list.stop {
-                break;
-            }
-            let time = match soonest {
-                None if list.conns.is_empty() && list.lingering.is_empty() => None,
-                _ => Some(soonest.unwrap_or(TICK)),
-            };
-            drop(list);
-            // While it ticks anyway it need not be woken by what it would only note.
-            let is_quiet = time.is_none_or(|time| time > TICK);
-            timer.wait(time, (of_waiters.when_ready && is_quiet).then(|| &**shared.connections_set()));
-            list = timer.lock();
-            // While it checks it need not be woken: it sleeps no longer then than it is asked to.
-            list.sleeps = Some(Duration::ZERO);
-            list.asked = None;
+/// The time limits of a multiplexor, for the thread that keeps them. Exactly one exists per multiplexor; the end of the
+/// multiplexor waits until it is dropped, so the thread must call nothing that waits for a user of message sockets.
+pub struct MuxTimer {
+    shared: Arc<Shared>,
+    quiet: u32,
+    memory: Memory,
+    /// Dropped last: nothing of the multiplexor is left here then.
+    _dropped: Dropped,
+}
+
+/// When [`MuxTimer::check`] is due again: when the time is over, [`MuxTimer::changed`] is readable, or, if `when_ready`,
+/// [`MuxTimer::connections`] is.
+#[derive(Debug)]
+pub struct NextCheck {
+    /// `None`: no time.
+    pub within: Option<Duration>,
+    /// See above.
+    pub when_ready: bool,
+    /// The multiplexor has freed much memory since the last check: it may be returned to the machine.
+    pub has_freed: bool,
+}
+
+/// Whether the [`MuxTimer`] of a multiplexor is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    is_gone: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gone {
+    pub(crate) fn wait(&self) {
+        let is_gone = self.is_gone.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_while(is_gone, |is_gone| !*is_gone));
+    }
+}
+
+#[derive(Debug)]
+struct Dropped(Arc<Gone>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        *self.0.is_gone.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Wakes the thread that has a [`MuxTimer`]. Holds nothing of the multiplexor.
+#[derive(Clone)]
+pub struct TimerWaker(Weak<Shared>);
+
+impl std::fmt::Debug for MuxTimer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MuxTimer").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for TimerWaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TimerWaker").finish_non_exhaustive()
+    }
+}
+
+impl TimerWaker {
+    /// Makes [`MuxTimer::changed`] readable, if that is there.
+    pub fn wake(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.timer.wake();
         }
-        list.conns.clear();
-        list.lingering.clear();
+    }
+}
+
+impl MuxTimer {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            quiet: QUIET_CHECKS,
+            memory: Memory::default(),
+            _dropped: Dropped(Arc::clone(&shared.timer.gone)),
+        }
+    }
+
+    /// Readable when a check is due earlier than [`Self::check`] returned.
+    pub fn changed(&self) -> BorrowedFd<'_> {
+        self.shared.timer.changed.as_fd()
+    }
+
+    /// The set of all connections.
+    pub fn connections(&self) -> BorrowedFd<'_> {
+        self.shared.connections_set().as_fd()
+    }
+
+    /// The same as [`Mux::event_fd`](crate::Mux::event_fd).
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.shared.events.fd()
+    }
+
+    /// The same as [`Mux::event`](crate::Mux::event).
+    pub fn event(&self) -> Option<Event> {
+        self.shared.events.pop()
+    }
+
+    /// Wakes the thread that has this.
+    pub fn waker(&self) -> TimerWaker {
+        TimerWaker(Arc::downgrade(&self.shared))
+    }
+
+    /// The thread of a multiplexor that has one.
+    pub(crate) fn run(mut self) {
+        while let Some(next) = self.check() {
+            if next.has_freed {
+                give_back::trim();
+            }
+            let timeout = next
+                .within
+                .map(|within| Timespec { tv_sec: within.as_secs() as _, tv_nsec: within.subsec_nanos().into() });
+            let mut polled = vec![PollFd::from_borrowed_fd(self.changed(), PollFlags::IN)];
+            if next.when_ready {
+                polled.push(PollFd::from_borrowed_fd(self.connections(), PollFlags::IN));
+            }
+            let _ = rustix::event::poll(&mut polled, timeout.as_ref());
+        }
+    }
+
+    /// Does what is due. `None`: the multiplexor ends, and waits until this is dropped.
+    pub fn check(&mut self) -> Option<NextCheck> {
+        let shared = &*self.shared;
+        let timer = &shared.timer;
+        let _ = rustix::io::read(&timer.changed, &mut [0; 8]);
+        let mut list = timer.lock();
+        if list.stop {
+            return None;
+        }
+        // During the check the thread need not be woken: it sleeps no longer then than it is asked to.
+        list.sleeps = Some(Duration::ZERO);
+        list.asked = None;
+        let mut conns = std::mem::take(&mut list.conns);
+        let mut lingering = std::mem::take(&mut list.lingering);
+        drop(list);
+        let time = now();
+        let before = lingering.len();
+        lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
+        timer.lingering.fetch_sub(before - lingering.len(), Ordering::SeqCst);
+        let mut soonest = (!lingering.is_empty()).then_some(TIMEOUT_TICK);
+        conns.retain(|conn| {
+            let next = check(shared, conn);
+            soonest = soonest.into_iter().chain(next).min();
+            next.is_some()
+        });
+        if timer.check_leases(shared) {
+            soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+        }
+        let of_waiters = shared.wait_set.check(|| is_ready(shared.connections_set()), || shared.scheduler.awake(0));
+        if of_waiters.soon {
+            soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+        }
+        self.quiet = if soonest.is_some_and(|soonest| soonest <= TICK) { 0 } else { self.quiet + 1 };
+        if self.quiet < QUIET_CHECKS {
+            soonest = soonest.into_iter().chain([TICK]).min();
+        }
+        let (has_freed, due) = self.memory.look(shared, now());
+        soonest = soonest.into_iter().chain(due).min();
+        let mut list = timer.lock();
+        // Behind those that were put on it meanwhile, which are few.
+        list.conns.append(&mut conns);
+        list.lingering.append(&mut lingering);
+        soonest = soonest.into_iter().chain(list.asked.take()).min();
+        if shared.wait_set.is_watched() && !of_waiters.soon && !of_waiters.when_ready {
+            // Asked for since the check, by a thread that found this one awake.
+            soonest = Some(soonest.map_or(TICK, |soonest| soonest.min(TICK)));
+        }
+        list.sleeps = soonest;
+        if soonest.is_none_or(|soonest| soonest > TICK) {
+            timer.is_ticking.store(false, Ordering::SeqCst);
+            if timer.leases.load(Ordering::SeqCst) {
+                // Put up since the check, by a thread that found this one awake.
+                list.sleeps = Some(TICK);
+                soonest = Some(TICK);
+            }
+        } else {
+            timer.is_ticking.store(true, Ordering::SeqCst);
+        }
+        if list.stop {
+            return None;
+        }
+        let within = match soonest {
+            None if list.conns.is_empty() && list.lingering.is_empty() => None,
+            _ => Some(soonest.unwrap_or(TICK)),
+        };
+        // While it ticks anyway it need not be woken by what it would only note.
+        let is_quiet = within.is_none_or(|within| within > TICK);
+        Some(NextCheck { within, when_ready: of_waiters.when_ready && is_quiet, has_freed })
+    }
+}
+
+impl Drop for MuxTimer {
+    fn drop(&mut self) {
+        let mut list = self.shared.timer.lock();
+        let held = (std::mem::take(&mut list.conns), std::mem::take(&mut list.lingering));
+        drop(list);
+        drop(held);
     }
 }
 
@@ -265,18 +393,18 @@ struct Memory {
 }
 
 impl Memory {
-    /// Returns memory to the machine after a burst, and says within what time it must be looked at again, if at all.
-    fn look(&mut self, shared: &Shared, now: Time) -> Option<Duration> {
+    /// Returns whether memory can go back to the machine, after a burst, and within what time to look again, if at all.
+    fn look(&mut self, shared: &Shared, now: Time) -> (bool, Option<Duration>) {
         let bytes = shared.memory() + shared.input_bytes.load(Ordering::SeqCst);
         self.most_bytes = self.most_bytes.max(bytes);
         let limits = shared.limits();
-        if self.give_back.take(self.most_bytes, bytes, &limits, now) {
+        let has_freed = self.give_back.take(self.most_bytes, bytes, &limits, now);
+        if has_freed {
             shared.buffers.free_kept();
-            give_back::trim();
             self.most_bytes = bytes;
         }
-        let at = self.give_back.due(self.most_bytes, bytes, &limits)?;
-        Some(at.since(now).max(TIMEOUT_TICK))
+        let due = self.give_back.due(self.most_bytes, bytes, &limits);
+        (has_freed, due.map(|at| at.since(now).max(TIMEOUT_TICK)))
     }
 }
 

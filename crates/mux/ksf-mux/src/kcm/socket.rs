@@ -23,6 +23,7 @@ use crate::options::MessageFraming;
 use crate::reply_order::Unanswered;
 use crate::socket::MessageSocket;
 use crate::sync::Arc;
+use crate::timer_thread::MuxTimer;
 
 /// The type of a message socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,11 +146,28 @@ pub(super) struct Group {
 impl KcmSocket {
     /// The first socket of a new multiplexor.
     pub fn new(kind: Kind, options: KcmOptions) -> std::io::Result<Self> {
+        let mux = Mux::new(Self::mux_options(&options))?;
+        Self::first(mux, kind, options)
+    }
+
+    /// The same, with the time limits of the multiplexor, for a thread of the caller's to keep. Starts no thread. The end
+    /// of the last socket waits until that thread has dropped them.
+    pub fn without_thread(kind: Kind, options: KcmOptions) -> std::io::Result<(Self, MuxTimer)> {
+        let (mux, timer) = Mux::without_thread(Self::mux_options(&options))?;
+        // Where this fails, the time limits are dropped before the last handle of the multiplexor, which waits for that.
+        let socket = Self::first(mux.clone(), kind, options)?;
+        Ok((socket, timer))
+    }
+
+    fn mux_options(options: &KcmOptions) -> crate::MuxOptions {
         // Every connection brings its own program; this one is never asked.
         let never = ksf::framing::Framing::LengthPrefix(ksf::framing::LengthPrefix::big_endian(4));
         let mut mux = crate::MuxOptions::new(never);
         mux.limits = options.limits.clone();
-        let mux = Mux::new(mux)?;
+        mux
+    }
+
+    fn first(mux: Mux, kind: Kind, options: KcmOptions) -> std::io::Result<Self> {
         // AF_KCM keeps errors of connections until the program asks; here they are events, kept from now on.
         let _ = mux.event_fd();
         Self::with_group(Arc::new(Group {

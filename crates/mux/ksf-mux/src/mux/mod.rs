@@ -33,7 +33,7 @@ use crate::pollable::Pollable;
 use crate::scheduler::Scheduler;
 use crate::socket::MessageSocket;
 use crate::sync::{Arc, Mutex};
-use crate::timer_thread::{self, TimerThread};
+use crate::timer_thread::{self, MuxTimer, TimerThread};
 use crate::wait_set::WaitSet;
 
 pub(crate) use pressure::{Pressure, Shortage};
@@ -94,6 +94,7 @@ pub(crate) struct Shared {
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
     users: AtomicUsize,
+    /// `None`: a thread of the program's has the [`MuxTimer`].
     timer_handle: Mutex<Option<std::thread::JoinHandle<()>>>,
     stopped: AtomicBool,
     /// Whose turn it is for a message to any connection.
@@ -138,6 +139,14 @@ impl Drop for Handle {
 impl Mux {
     /// A multiplexor without connections. Starts a thread that keeps time limits.
     pub fn new(options: MuxOptions) -> std::io::Result<Self> {
+        let (mux, timer) = Self::without_thread(options)?;
+        let thread = std::thread::Builder::new().name("ksf-mux-timer".into()).spawn(move || timer.run())?;
+        *mux.shared().timer_handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(mux)
+    }
+
+    /// A multiplexor without connections, and its time limits, for a thread of the caller's to keep. Starts no thread.
+    pub(crate) fn without_thread(options: MuxOptions) -> std::io::Result<(Self, MuxTimer)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
@@ -167,11 +176,8 @@ impl Mux {
             turn: AtomicUsize::new(0),
             counts: MuxCounts::default(),
         });
-        let timer = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name("ksf-mux-timer".into()).spawn(move || TimerThread::run(&timer))?;
-        *shared.timer_handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-        Ok(Self(Handle(shared)))
+        let timer = MuxTimer::new(&shared);
+        Ok((Self(Handle(shared)), timer))
     }
 
     /// A message socket: one worker's side. Workers and connections come and go independently of each other.
@@ -338,7 +344,8 @@ impl Shared {
     /// The last user is gone.
     fn close(&self) {
         self.timer.stop();
-        // It holds connections: they are gone when this returns. It has no handle, so it is not the one that calls.
+        // It holds connections: they are gone when this returns. Its thread has no handle, so it is not the one that calls.
+        self.timer.gone.wait();
         let thread = self.timer_handle.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = thread.map(std::thread::JoinHandle::join);
         let all: Vec<_> = self.read_table().all.iter().map(|conn| conn.id).collect();
