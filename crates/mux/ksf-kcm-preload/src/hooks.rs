@@ -11,13 +11,13 @@ use std::time::Duration;
 use ksf_interpose::Next;
 use ksf_interpose::errno::{errno, set_errno};
 use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off64_t, pollfd, sigset_t};
-use libc::{size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
+use libc::{sighandler_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 
 use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, part};
 use crate::signals::Blocked;
 use crate::table::{self, Entry};
-use crate::{events, ownership, passed, procfs, program, watch};
+use crate::{events, keeper, ownership, passed, procfs, program, watch};
 
 /// As functions of libc answer: a number, or -1 and errno.
 pub(crate) trait Returned {
@@ -460,6 +460,24 @@ hooks! {
         }
     };
 
+    /// sigaction(2)
+    fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int = |real| {
+        // SAFETY: null, or the caller's.
+        before_handler(unsafe { action.as_ref() }.map_or(libc::SIG_DFL, |action| action.sa_sigaction))
+    };
+    /// signal(2)
+    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    /// signal(2), by another name
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    /// signal(2), by another name
+    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    /// sysv_signal(3)
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    /// sysv_signal(3), as strictly conforming programs call it
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    /// sigset(3)
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+
     /// access(2)
     fn access(path: *const c_char, mode: c_int) -> c_int =
         // SAFETY: the caller's path is a string.
@@ -484,6 +502,16 @@ hooks! {
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = |real| stream(path);
     /// fopen(3), with 64-bit offsets
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE = |real| stream(path);
+}
+
+/// Always `None`.
+fn before_handler<T>(handler: sighandler_t) -> Option<T> {
+    /// SIG_HOLD of sigset(3).
+    const SIG_HOLD: sighandler_t = 2;
+    if ![libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD].contains(&handler) {
+        keeper::start_before_handler();
+    }
+    None
 }
 
 fn stream(path: *const c_char) -> Option<*mut FILE> {

@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use ksf_mux::kcm::{AttachOptions, KcmOptions, KcmSocket, Kind, Routing};
 use ksf_mux::{ConnectionId, Event};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::attached::Attached;
 use crate::signals::Blocked;
 use crate::table::{self, Entry, lock};
-use crate::{ownership, program};
+use crate::{keeper, ownership, program};
 
 /// A call's result: a number, or an error number.
 pub(crate) type Answer<T> = Result<T, c_int>;
@@ -39,8 +38,6 @@ pub(crate) struct Kcm {
 pub(crate) struct Group {
     sockets: Mutex<Vec<Weak<Kcm>>>,
     connections: Mutex<HashMap<ConnectionId, Weak<Attached>>>,
-    /// Ends the thread that hands on errors.
-    stop: OwnedFd,
 }
 
 /// All of them, for /proc/net/kcm.
@@ -56,7 +53,7 @@ impl Group {
     pub(crate) fn look(&self) {
         if let Some(kcm) = self.socket() {
             let _ = kcm.socket.look();
-            self.hand_on(&kcm);
+            self.hand_on(|| kcm.socket.event());
         }
     }
 
@@ -65,8 +62,9 @@ impl Group {
         std::ptr::from_ref(self).addr()
     }
 
-    fn hand_on(&self, kcm: &Kcm) {
-        while let Some(event) = kcm.socket.event() {
+    /// Hands errors on.
+    pub(crate) fn hand_on(&self, event: impl Fn() -> Option<Event>) {
+        while let Some(event) = event() {
             if let Event::Ended { connection, error } = event
                 && let Some(attached) = lock(&self.connections).get(&connection).and_then(Weak::upgrade)
             {
@@ -79,7 +77,6 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         ownership::forget_copies(self.number());
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 }
 
@@ -99,28 +96,31 @@ fn to_errno(error: &std::io::Error) -> c_int {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// What `ksf kcm-run --send` says.
-fn routing() -> Routing {
-    match std::env::var_os(Routing::VARIABLE) {
+/// The argument of `ksf kcm-run --send`. Called first when the library is loaded: a handler may have interrupted what
+/// changes the environment.
+pub(crate) fn routing() -> Routing {
+    static ROUTING: OnceLock<Routing> = OnceLock::new();
+    *ROUTING.get_or_init(|| match std::env::var_os(Routing::VARIABLE) {
         Some(said) if said == Routing::InTurn.name() => Routing::InTurn,
         _ => Routing::Answer,
-    }
+    })
 }
 
 /// `socket(AF_KCM, ...)`.
 pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
     let kind = Kind::from_raw(socket_type, protocol).map_err(|error| error.errno())?;
-    // The threads of the multiplexor are not the program's: no handler of its own runs there.
+    if !ownership::is_owner() {
+        // The keeper is in another process.
+        return Err(libc::EAFNOSUPPORT);
+    }
     let _blocked = Blocked::all();
+    keeper::ensure_started()?;
     let make = || -> std::io::Result<c_int> {
         let mut options = KcmOptions::default();
         options.routing = routing();
-        let socket = KcmSocket::new(kind, options)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let (events, stopped) = (socket.mux().event_fd().try_clone_to_owned()?, stop.try_clone()?);
-        let group = Arc::new(Group { sockets: Mutex::default(), connections: Mutex::default(), stop });
-        let weak = Arc::downgrade(&group);
-        std::thread::Builder::new().name("ksf-kcm-errors".into()).spawn(move || hand_on(&weak, &events, &stopped))?;
+        let (socket, timer) = KcmSocket::without_thread(kind, options)?;
+        let group = Arc::new(Group { sockets: Mutex::default(), connections: Mutex::default() });
+        keeper::add(timer, Arc::downgrade(&group));
         let mut groups = lock(&GROUPS);
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Arc::downgrade(&group));
@@ -128,23 +128,6 @@ pub(crate) fn open(socket_type: c_int, protocol: c_int) -> Answer<c_int> {
         publish(socket, group, socket_type)
     };
     make().map_err(|error| to_errno(&error))
-}
-
-/// The thread that tells connections of their errors, as the program need not call anything for that.
-fn hand_on(group: &Weak<Group>, events: &OwnedFd, stopped: &OwnedFd) {
-    loop {
-        let mut set = [PollFd::new(events, PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
-        match poll(&mut set, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return,
-        }
-        if !set[1].revents().is_empty() {
-            return;
-        }
-        let Some(group) = group.upgrade() else { return };
-        let Some(kcm) = group.socket() else { return };
-        group.hand_on(&kcm);
-    }
 }
 
 /// Gives a socket its number.

@@ -15,12 +15,13 @@
 //! Signal handlers may call every function defined here that POSIX allows them to call (signal-safety(7)). Each call on a
 //! descriptor of the table therefore blocks signals from its start to its end and opens them only while it waits in the
 //! kernel without a lock ([`signals::Blocked`]). Its memory comes from the library's own allocator: a handler may have
-//! interrupted libc's.
+//! interrupted libc's. It starts and ends no thread: the library has one of its own ([`keeper`]).
 
 mod attached;
 mod events;
 pub mod hooks;
 mod kcm;
+mod keeper;
 mod message;
 mod notice;
 mod ownership;

@@ -12,6 +12,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -20,7 +21,7 @@ use ksf_mux::ConnectionId;
 
 use crate::signals::Blocked;
 use crate::table::{self, Entry, lock};
-use crate::{events, kcm, notice};
+use crate::{events, kcm, keeper, notice};
 
 /// The process whose memory this is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -97,16 +98,21 @@ extern "C" fn loaded() {
     let _blocked = Blocked::all();
     crate::real::look_up_all();
     crate::hooks::look_up_all();
+    kcm::routing();
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
     // SAFETY: the functions live as long as this library, which is never unloaded (LD_PRELOAD). The allocator's come first:
     // its lock is then taken after those below, and free in the child before `in_child` allocates.
     unsafe {
+        // The allocator of the program registers its own first, too: `in_child` starts a thread, for which libc allocates.
+        libc::free(std::hint::black_box(libc::malloc(1)));
         dlmalloc::enable_alloc_after_fork();
         libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));
     }
     for fd in open_descriptors().into_iter().filter(|fd| is_marked(*fd)) {
         table::insert(fd, Entry::Inherited);
     }
+    // The constructor of another library may have installed one.
+    keeper::start_for_handlers();
 }
 
 #[used]
@@ -129,29 +135,35 @@ fn open_descriptors() -> Vec<RawFd> {
 /// Every lock of this library's own is held over fork, so that none is held in the child by a thread that it has not. No
 /// handler runs meanwhile.
 struct Held {
+    locks: Locks,
+    _blocked: Blocked,
+}
+
+struct Locks {
     table: table::Locked,
     registered: events::Locked,
     groups: kcm::Locked,
     copies: MutexGuard<'static, BTreeMap<(usize, u64), Copy>>,
-    /// Dropped last.
-    _blocked: Blocked,
+    keeper: keeper::Locked,
 }
 
 thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    // libc would allocate for what is dropped at the end of the thread.
+    static HELD: RefCell<ManuallyDrop<Option<Held>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 // No thread waits for one of these locks while it holds another, so their order does not matter.
 extern "C" fn before_fork() {
     let blocked = Blocked::all();
-    let held = Held {
+    let locks = Locks {
         table: table::locked(),
         registered: events::locked(),
         groups: kcm::locked(),
         copies: lock(&COPIES),
-        _blocked: blocked,
+        keeper: keeper::locked(),
     };
-    let _ = HELD.try_with(|place| *place.borrow_mut() = Some(held));
+    let held = Held { locks, _blocked: blocked };
+    let _ = HELD.try_with(|place| **place.borrow_mut() = Some(held));
 }
 
 fn take_held() -> Option<Held> {
@@ -166,8 +178,8 @@ extern "C" fn in_parent() {
 /// would send, and would take connections out of the parent's epoll sets.
 extern "C" fn in_child() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-    let Some(mut held) = take_held() else { return };
-    for copy in std::mem::take(&mut *held.copies).into_values() {
+    let Some(Held { mut locks, _blocked }) = take_held() else { return };
+    for copy in std::mem::take(&mut *locks.copies).into_values() {
         // SAFETY: only looked at; a number that is not open gives an error.
         let fd = unsafe { BorrowedFd::borrow_raw(copy.fd) };
         if rustix::net::sockopt::socket_cookie(fd).is_ok_and(|cookie| cookie == copy.cookie) {
@@ -175,7 +187,10 @@ extern "C" fn in_child() {
             unsafe { rustix::io::close(copy.fd) };
         }
     }
-    table::leave(&mut held.table);
-    events::leave(&mut held.registered);
-    kcm::leave(&mut held.groups);
+    table::leave(&mut locks.table);
+    events::leave(&mut locks.registered);
+    kcm::leave(&mut locks.groups);
+    keeper::leave(&mut locks.keeper);
+    drop(locks);
+    keeper::start_for_handlers();
 }

@@ -102,8 +102,8 @@ const SYNCHRONOUS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc
 
 /// No signal comes to this thread, nor to threads it starts, while this lives, but for [`SYNCHRONOUS`] ones.
 ///
-/// Code of this library and of the multiplexor holds locks, and allocates, only while one of these lives, or in a thread of
-/// their own, which is started so. A handler that the program runs therefore never waits for the thread that it has
+/// Code of this library and of the multiplexor holds locks, and allocates, only while one of these lives, or in the keeper
+/// ([`crate::keeper`]), which is started so. A handler that the program runs therefore never waits for the thread that it has
 /// interrupted. The places where the library's code begins make one: the hooks ([`crate::table::with`]), and what libc
 /// calls at the start and around fork ([`crate::ownership`]).
 pub(crate) struct Blocked {

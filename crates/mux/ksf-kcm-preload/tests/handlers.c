@@ -1,12 +1,15 @@
 /* A signal handler makes the calls on descriptors that POSIX allows there (signal-safety(7)), wherever it interrupts calls
- * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM.
+ * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM, an
+ * entry of malloc by a handler with 2.
  *
- * Usage: handlers WORK HANDLER. WORK names the calls of the main thread: descriptors, messages, waits, splice, sockets,
- * events or memory.
+ * Usage: handlers WORK HANDLER ROUNDS. WORK names the calls of the main thread: descriptors, messages, waits, splice,
+ * sockets, events or memory. The work "first" opens the first message socket of the process in a handler; "limit" opens
+ * it where no thread can be started.
  * HANDLER: restart installs the handler with SA_RESTART, end without.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
@@ -26,6 +29,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(condition) \
@@ -68,6 +72,63 @@ static void report_and_exit(int line)
 	if (write(STDERR_FILENO, digits, sizeof(digits) - 1) < 0)
 		_exit(3);
 	_exit(2);
+}
+
+/* A handler runs in this thread. */
+static __thread volatile int is_handling;
+/* This program has started this thread. */
+static __thread int is_own;
+/* The next entry of malloc raises a signal. */
+static volatile int raises;
+static volatile int refuses_threads;
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void __libc_free(void *);
+
+static void enter_malloc(void)
+{
+	CHECK_HERE(!is_handling);
+	/* No thread of the library's waits for a lock of malloc: a handler may wait for that thread. */
+	CHECK_HERE(is_own || gettid() == getpid());
+	if (raises) {
+		raises = 0;
+		raise(SIGUSR1);
+	}
+}
+
+/* libc and all libraries call these. */
+void *malloc(size_t size)
+{
+	enter_malloc();
+	return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+	enter_malloc();
+	return __libc_calloc(count, size);
+}
+
+void *realloc(void *block, size_t size)
+{
+	enter_malloc();
+	return __libc_realloc(block, size);
+}
+
+void free(void *block)
+{
+	enter_malloc();
+	__libc_free(block);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+{
+	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+
+	CHECK_HERE(!is_handling);
+	return refuses_threads ? EAGAIN : real(thread, attributes, start, argument);
 }
 
 /* True if the call succeeded, or failed as calls may that do not wait, or on connections that come and go. */
@@ -162,24 +223,45 @@ static void use_options_and_the_rest(void)
 	(void)!recv(first[0], &address, 1, MSG_DONTWAIT | MSG_PEEK);
 }
 
+/* Two multiplexors begin and end. */
+static void open_and_close_sockets(void)
+{
+	int own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED), other = socket(AF_KCM, SOCK_SEQPACKET, KCMPROTO_CONNECTED);
+
+	CHECK_HERE(own >= 0 && other >= 0 && close(own) == 0 && close(other) == 0);
+}
+
+static void open_first(int signal)
+{
+	(void)signal;
+	is_handling = 1;
+	open_and_close_sockets();
+	is_handling = 0;
+	handled++;
+}
+
 static void handle(int signal)
 {
 	int before = errno;
 	char bytes[LONG];
 
 	(void)signal;
+	is_handling = 1;
 	while (read(full[0], bytes, sizeof(bytes)) > 0)
 		;
 	use_pipe_and_copies();
 	exchange_messages();
 	wait_for_nothing();
 	use_options_and_the_rest();
+	open_and_close_sockets();
+	is_handling = 0;
 	handled++;
 	errno = before;
 }
 
 static void *interrupt(void *thread)
 {
+	is_own = 1;
 	while (!done) {
 		int before = handled;
 
@@ -198,6 +280,7 @@ static void *serve_peer(void *unused)
 	size_t sent = 0;
 	int before = 0;
 
+	is_own = 1;
 	frame(message, SHORT);
 	while (!done) {
 		struct pollfd polled = { .fd = first[1], .events = POLLIN | POLLOUT };
@@ -379,6 +462,57 @@ static void work_on_memory(void)
 		free(blocks[at]);
 }
 
+static void interrupt_malloc(void)
+{
+	int before = handled;
+	char *volatile block;
+
+	raises = 1;
+	CHECK((block = malloc(1)));
+	free(block);
+	CHECK(handled == before + 1);
+}
+
+/* No call on message sockets comes before those of the handler: in this process, and in a child. */
+static void open_first_in_handlers(const struct sigaction *action)
+{
+	int status;
+
+	if (action->sa_flags & SA_RESTART)
+		CHECK(signal(SIGUSR1, action->sa_handler) == SIG_DFL);
+	else
+		CHECK(sigaction(SIGUSR1, action, NULL) == 0);
+	interrupt_malloc();
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		interrupt_malloc();
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	interrupt_malloc();
+}
+
+static void try_to_open(int error)
+{
+	int fd = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED);
+
+	CHECK(error ? fd < 0 && errno == error : fd >= 0 && close(fd) == 0);
+}
+
+/* A call reports that no thread could be started, whether or not there are handlers. */
+static void open_without_threads(const struct sigaction *action)
+{
+	refuses_threads = 1;
+	try_to_open(EAGAIN);
+	CHECK(sigaction(SIGUSR1, action, NULL) == 0);
+	try_to_open(EAGAIN);
+	refuses_threads = 0;
+	CHECK(sigaction(SIGUSR1, action, NULL) == 0);
+	interrupt_malloc();
+	try_to_open(0);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -398,11 +532,18 @@ int main(int count, char **arguments)
 	for (size_t at = 0; at < sizeof(all) / sizeof(all[0]); at++)
 		if (!strcmp(all[at].name, arguments[1]))
 			work = all[at].work;
-	CHECK(work && (!strcmp(arguments[2], "restart") || !strcmp(arguments[2], "end")));
-	is_slow = work == work_on_waits;
+	CHECK(!strcmp(arguments[2], "restart") || !strcmp(arguments[2], "end"));
 	action.sa_flags = arguments[2][0] == 'r' ? SA_RESTART : 0;
-
 	alarm(PATIENCE_S);
+	if (!work) {
+		int is_first = !strcmp(arguments[1], "first");
+
+		CHECK(is_first || !strcmp(arguments[1], "limit"));
+		action.sa_handler = open_first;
+		(is_first ? open_first_in_handlers : open_without_threads)(&action);
+		return 0;
+	}
+	is_slow = work == work_on_waits;
 	CHECK((mux = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED)) >= 0 && pipe(ends) == 0);
 	CHECK(pipe(full) == 0 && fcntl(full[0], F_SETFL, O_NONBLOCK) == 0);
 	load();

@@ -131,6 +131,17 @@ fn handlers_interrupt_malloc() {
     handlers_interrupt("memory");
 }
 
+/// Neither libc's allocator nor pthread_create is entered by the handler that opens and closes the first message sockets.
+#[test]
+fn handlers_interrupt_malloc_before_the_first_socket() {
+    handlers_interrupt("first");
+}
+
+#[test]
+fn socket_fails_where_no_thread_can_be_started() {
+    handlers_interrupt("limit");
+}
+
 /// Eight clients, four clones, a thread for each: as the kernel's documentation has it, and with several messages a call.
 #[test]
 fn every_client_gets_its_own_answers() {

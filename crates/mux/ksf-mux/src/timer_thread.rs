@@ -1,6 +1,6 @@
 //! The timer thread: the one thread a multiplexor has of its own, unless a thread of the program keeps its time limits
-//! ([`MuxTimer`]). It moves no messages. It does in time what no worker
-//! comes to do, because all of them work, or none receives.
+//! ([`MuxTimer`]). It moves no messages. It does in time what no worker comes to do, because all of them work, or none
+//! receives.
 //!
 //! Connections are put on its list when they have something that must not wait for ever: replies that were held back to
 //! leave together, bytes TCP had no room for, a message that began and must end in time. It also revokes the leases of
