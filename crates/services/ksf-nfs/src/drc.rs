@@ -147,8 +147,38 @@ pub enum Begun<W> {
     Full(W),
 }
 
+/// Tries that wait for the end of the first one, with their connections.
+struct Waiting<W>(Vec<(Weak<()>, W)>);
+
+impl<W> Default for Waiting<W> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<W> Waiting<W> {
+    /// Adds a try. Returns the number of tries that it looked at, a constant on average.
+    fn add(&mut self, origin: &Origin, way: W) -> usize {
+        let Self(tries) = self;
+        let mut looked_at = 0;
+        if tries.len() == tries.capacity() {
+            looked_at = tries.len();
+            // A client that connects again and again while a disk hangs leaves at most as much behind as waits.
+            tries.retain(|(by, _)| by.strong_count() > 0);
+            tries.reserve(tries.len() + 1);
+        }
+        tries.push((Arc::downgrade(&origin.0), way));
+        looked_at
+    }
+
+    /// Ways to the connections that have not ended.
+    fn end(self) -> Vec<W> {
+        self.0.into_iter().filter(|(by, _)| by.strong_count() > 0).map(|(_, way)| way).collect()
+    }
+}
+
 enum State<W> {
-    UnderWay { waiting: Vec<(Weak<()>, W)> },
+    UnderWay { waiting: Waiting<W> },
     Done { reply: Arc<[u8]>, at_ms: u64 },
 }
 
@@ -356,9 +386,7 @@ impl<W> Drc<W> {
                 // Of another client that names no machine: its reply goes, because there is one place for both.
                 State::Done { .. } => {}
                 State::UnderWay { waiting } if repeats => {
-                    // A client that connects again and again while a disk hangs leaves nothing behind.
-                    waiting.retain(|(by, _)| by.strong_count() > 0);
-                    waiting.push((Arc::downgrade(&origin.0), way));
+                    waiting.add(origin, way);
                     return Begun::Waits;
                 }
                 State::UnderWay { .. } => return Begun::Foreign(way),
@@ -378,7 +406,7 @@ impl<W> Drc<W> {
         stripe.bytes += ENTRY_BYTES;
         stripe.change(key.client, |of_client| of_client.under_way += 1);
         let came_by = CameBy { origin: Arc::downgrade(&origin.0), named };
-        let state = State::UnderWay { waiting: Vec::new() };
+        let state = State::UnderWay { waiting: Waiting::default() };
         stripe.entries.insert(key, Entry { came_by, number: stripe.last_number, state });
         Begun::Started(Ticket { drc: self.clone(), key, is_over: false }, way)
     }
@@ -431,7 +459,7 @@ impl<W> Ticket<W> {
         });
         stripe.bytes += results.len();
         while stripe.bytes > shared.limits.bytes_max && stripe.forget_oldest() {}
-        waiting.into_iter().map(|(_, way)| way).collect()
+        waiting.end()
     }
 
     /// The request was not carried out, and another try of it should be. The tries that wait are returned, to be answered
@@ -444,7 +472,7 @@ impl<W> Ticket<W> {
         self.is_over = true;
         let entry = self.drc.0.stripe(&self.key).remove(&self.key);
         match entry.map(|entry| entry.state) {
-            Some(State::UnderWay { waiting }) => waiting.into_iter().map(|(_, way)| way).collect(),
+            Some(State::UnderWay { waiting }) => waiting.end(),
             _ => Vec::new(),
         }
     }

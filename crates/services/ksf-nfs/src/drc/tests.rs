@@ -61,8 +61,28 @@ fn what_runs_is_not_run_twice_and_no_try_of_it_is_refused() {
         assert!(matches!(begun, Begun::Waits), "{begun:?}");
     }
     let waiting = ticket.end(b"done", 0);
-    assert_eq!(waiting, (0..100).chain([199]).collect::<Vec<_>>());
+    assert_eq!(waiting, (0..100).collect::<Vec<_>>());
     is_replay(&drc.begin(key, &origins[0], true, 0, 5), 5, b"done");
+}
+
+#[test]
+fn tries_that_wait_cost_the_same_however_many_there_are_and_go_with_their_connections() {
+    for count in [100, 10_000] {
+        let (mut waiting, stays) = (Waiting::default(), Origin::new());
+        let mut origins: VecDeque<Origin> = (0..count).map(|_| Origin::new()).collect();
+        let mut looked_at: usize = origins.iter().map(|origin| waiting.add(origin, 0)).sum();
+        for _ in 0..count {
+            // One ends for each that comes.
+            origins.pop_front();
+            looked_at += waiting.add(&stays, 1);
+        }
+        for _ in 0..10 * count {
+            looked_at += waiting.add(&Origin::new(), 2);
+        }
+        assert!(waiting.0.len() <= 4 * count, "{} wait after {count}", waiting.0.len());
+        assert!(looked_at <= 4 * 12 * count, "{looked_at} looked at by {} tries", 12 * count);
+        assert_eq!(waiting.end(), vec![1; count]);
+    }
 }
 
 #[test]
