@@ -11,11 +11,18 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 use std::{fmt, mem};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::error::Error;
+
+/// A connection of TCP on which nothing was sent for this time is asked for (tcp(7)), and ended after this many questions without
+/// an answer, or when the peer's kernel does not know it: two minutes after the peer has vanished.
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 4;
 
 /// Where a service listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -202,6 +209,9 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
         if stream {
             // Inherited by accepted connections: replies are batched by the shard, not by Nagle.
             socket.set_tcp_nodelay(true).map_err(fail("TCP_NODELAY"))?;
+            // Nothing else tells of a peer that is owed an answer, or sends nothing, and has vanished.
+            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+            socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES)).map_err(fail("SO_KEEPALIVE"))?;
             if options.send_buffer_bytes > 0 {
                 set_send_buffer(&socket, options.send_buffer_bytes).map_err(fail("SO_SNDBUF"))?;
             }

@@ -292,6 +292,25 @@ fn a_reset_ends_a_connection_that_is_not_read() {
     }
 }
 
+/// The end of a peer whose host has vanished is not heard of: the kernel asks for it after a while.
+#[test]
+fn connections_are_kept_alive() {
+    /// Of tcp_diag and /proc/net/tcp (Documentation/networking/proc_net_tcp.rst): another timer than those of segments.
+    const KEEPALIVE: &str = "02:";
+    own_network();
+    for engine in engines() {
+        let (server, _service) = server(engine, LINES, Limits::default());
+        let mut peer = connect(&server);
+        ask(&mut peer, b"hello\n", b"hello\n");
+        let ends = [addr(&server), peer.local_addr().unwrap()].map(|end| format!(":{:04X}", end.port()));
+        let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let is_ours = |line: &Vec<String>| line[1].ends_with(&ends[0]) && line[2].ends_with(&ends[1]);
+        let ours = table.lines().map(fields).find(is_ours).expect("the connection, as the server has it");
+        assert!(ours[5].starts_with(KEEPALIVE), "{engine}: {ours:?}");
+    }
+}
+
 #[test]
 fn slow_loris_peers_are_cut_off_and_the_others_served() {
     own_network();
