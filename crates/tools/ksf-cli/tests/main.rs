@@ -6,6 +6,7 @@ mod accel_systemd;
 mod command_line;
 mod demo;
 mod flow;
+mod idle;
 mod kcm;
 mod kcm_run;
 mod kernel;
