@@ -30,7 +30,7 @@ use ksf_store::log::{Purpose, WriteId};
 use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
 use ksf_store::work;
 
-use self::queue::{Fetch, Queue, Resumed, Waiting};
+use self::queue::{At, Fetch, Fetched, Queue, Resumed, Waiting};
 use crate::cleaner::Cleaner;
 use crate::clients::{Clients, monotonic_ms};
 use crate::commands::backup::LogFiles;
@@ -235,20 +235,22 @@ impl Asked<'_> {
         }
     }
 
-    fn to_kept(self) -> Kept {
-        Kept { bytes: self.bytes.to_vec(), http: self.http.copied() }
+    /// The same, as it waits in this place for something.
+    fn to_resumed(self, place: u64, fetch: Fetch) -> Box<Resumed> {
+        let command = Kept { bytes: self.bytes.into(), http: self.http.copied().map(Box::new) };
+        Box::new(Resumed { place, command, fetch })
     }
 }
 
 /// The same beyond the call.
 struct Kept {
-    bytes: Vec<u8>,
-    http: Option<http::Request>,
+    bytes: Box<[u8]>,
+    http: Option<Box<http::Request>>,
 }
 
 impl Kept {
     fn asked(&self) -> Asked<'_> {
-        Asked { bytes: &self.bytes, http: self.http.as_ref() }
+        Asked { bytes: &self.bytes, http: self.http.as_deref() }
     }
 }
 
@@ -371,21 +373,18 @@ impl KvConn {
     }
 
     /// Has a command wait in its place.
-    #[allow(clippy::too_many_arguments, reason = "it is what a command that waits consists of")]
     fn wait(
         &mut self,
         shard: &mut KvShard,
         key: ConnKey,
-        place: u64,
-        command: Kept,
-        fetch: Fetch,
+        resumed: Box<Resumed>,
         reply: &mut Reply<'_, Logged>,
-        add: impl FnOnce(&mut Queue, u64, Waiting),
+        add: impl FnOnce(&mut Queue, At, Waiting),
     ) {
         self.waiting += 1;
         self.key = Some(key);
-        let deferred = reply.defer_for(self.waiting_reply_bytes(command.asked()));
-        add(&mut shard.queue, place, Waiting { from: key, deferred, command, fetch });
+        let deferred = reply.defer_for(self.waiting_reply_bytes(resumed.command.asked()));
+        add(&mut shard.queue, (key, resumed.place), Waiting { deferred, resumed });
     }
 
     /// Answers a command that cannot be carried out.
@@ -614,20 +613,22 @@ impl Service for Kv {
         conn.waiting = conn.waiting.saturating_sub(1);
         conn.session.room_bytes = reply.session_room();
         let (Ok(resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
-        let Resumed { place, command, fetch } = *resumed;
-        if shard.queue.is_behind(key, place) {
+        if shard.queue.is_behind(key, resumed.place) {
             // One that went on with it waits again.
-            return conn.wait(shard, key, place, command, fetch, reply, Queue::add);
+            return conn.wait(shard, key, resumed, reply, Queue::add);
         }
+        let Resumed { place, command, fetch } = *resumed;
         match fetch {
-            Fetch::Values { failed: Some(why), .. } => conn.fail(command.asked(), &why, reply),
-            // Its room is kept until it is carried out.
-            Fetch::Values { values, room, .. } => {
-                shard.shard.set_values(Some(Arc::new(values)));
-                self.execute(shard, conn, key, Some(place), command.asked(), reply);
-                shard.shard.set_values(None);
-                drop(room);
-            }
+            Fetch::Values(fetched) => match *fetched {
+                Fetched { failed: Some(why), .. } => conn.fail(command.asked(), &why, reply),
+                // Its room is kept until it is carried out.
+                Fetched { values, room, .. } => {
+                    shard.shard.set_values(Some(Arc::new(values)));
+                    self.execute(shard, conn, key, Some(place), command.asked(), reply);
+                    shard.shard.set_values(None);
+                    drop(room);
+                }
+            },
             Fetch::Until { reply: bytes, .. } => {
                 if !bytes.is_empty() {
                     reply.after(After::Nothing).bytes(&bytes);
@@ -762,7 +763,7 @@ impl Kv {
     ) {
         if conn.waiting > 0 || !conn.never_waits(asked) && shard.is_held_up(asked) {
             let place = shard.queue.next_place();
-            conn.wait(shard, key, place, asked.to_kept(), Fetch::Nothing, reply, Queue::add);
+            conn.wait(shard, key, asked.to_resumed(place, Fetch::Nothing), reply, Queue::add);
         } else {
             self.execute(shard, conn, key, None, asked, reply);
         }
@@ -781,7 +782,7 @@ impl Kv {
         let place = place.unwrap_or_else(|| shard.queue.next_place());
         let wanted = match undone {
             Undone::Short => {
-                return conn.wait(shard, key, place, asked.to_kept(), Fetch::Nothing, reply, Queue::add_first);
+                return conn.wait(shard, key, asked.to_resumed(place, Fetch::Nothing), reply, Queue::add_first);
             }
             Undone::Away(wanted) => wanted,
         };
@@ -789,10 +790,8 @@ impl Kv {
         let bytes_max = conn.session.reply_bytes_max.saturating_add(shard.shard.log().geometry().append_bytes_max());
         match queue::plan(&wanted, bytes_max, &shard.fetched_bytes) {
             Ok(fetch) => {
-                let has_others = conn.waiting > 0;
-                let line_up =
-                    |queue: &mut Queue, place: u64, waiting| queue.line_up(place, waiting, wanted, has_others);
-                conn.wait(shard, key, place, asked.to_kept(), fetch, reply, line_up);
+                let line_up = |queue: &mut Queue, at: At, waiting| queue.line_up(at, waiting, wanted);
+                conn.wait(shard, key, asked.to_resumed(place, fetch), reply, line_up);
             }
             Err(why) => conn.fail(asked, &why, reply),
         }
@@ -808,9 +807,8 @@ impl Kv {
         reply: &mut Reply<'_, Logged>,
     ) {
         let place = place.unwrap_or_else(|| shard.queue.next_place());
-        let has_others = conn.waiting > 0;
-        let line_up = |queue: &mut Queue, place: u64, waiting| queue.line_up(place, waiting, Vec::new(), has_others);
-        conn.wait(shard, key, place, asked.to_kept(), fetch, reply, line_up);
+        let line_up = |queue: &mut Queue, at: At, waiting| queue.line_up(at, waiting, Vec::new());
+        conn.wait(shard, key, asked.to_resumed(place, fetch), reply, line_up);
     }
 
     /// Answers the head of a request whose client waits before it sends the body.
@@ -869,7 +867,7 @@ impl Kv {
             return self.put_off(shard, conn, (key, place), asked, undone, reply);
         }
         if let Some(at_ms) = done.until_ms {
-            let fetch = Fetch::Until { at_ms, reply: out.clone() };
+            let fetch = Fetch::Until { at_ms, reply: out[..].into() };
             shard.keep_scratch(out);
             return Self::wait_first(shard, conn, (key, place), asked, fetch, reply);
         }
@@ -1007,7 +1005,8 @@ impl Kv {
     /// Says when there is something to do though nothing happens until then.
     fn rest(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         let now = turn.now();
-        let in_queue = shard.queue.next_ms().map(|at_ms| now.plus_ms(at_ms.saturating_sub(monotonic_ms()).max(1)));
+        let now_ms = monotonic_ms();
+        let in_queue = shard.queue.next_ms(now_ms).map(|at_ms| now.plus_ms(at_ms.saturating_sub(now_ms).max(1)));
         let hope_again = if let Hope::Lost { until } = shard.hope { Some(until) } else { None };
         let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).chain(hope_again).min();
         if shard.shard.must_say() {
@@ -1063,15 +1062,16 @@ impl Kv {
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
         let taken = shard.fetched_bytes.load(Ordering::Relaxed);
         let sources = (&*self.store, &*self.clients, monotonic_ms());
-        for (deferred, resumed) in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked)) {
-            turn.resume(deferred, Box::new(resumed));
+        for Waiting { deferred, resumed } in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked))
+        {
+            turn.resume(deferred, resumed);
         }
         while left > 0
-            && let Some((deferred, resumed)) = queue.take_waiting(|asked| shard.must_wait(asked))
+            && let Some(Waiting { deferred, resumed }) = queue.take_waiting(|asked| shard.must_wait(asked))
         {
             self.waits.fetch_add(1, Ordering::Relaxed);
             left = left.saturating_sub(resumed.command.bytes.len());
-            turn.resume(deferred, Box::new(resumed));
+            turn.resume(deferred, resumed);
         }
         queue.begin_reads(&shard.files, &self.logs, self.segment_bytes, &mut shard.next_token);
         let needs_a_look = queue.needs_a_look();

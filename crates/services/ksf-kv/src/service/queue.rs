@@ -1,7 +1,7 @@
 //! Commands that wait, each in the order of its connection, and the values that are read for them.
 //!
 //! ```text
-//!   waiting   in the order in which they came ── for room in the log, for the medium, for memory ─────────┐
+//!   heads     in the order in which they came ── for room in the log, for the medium, for memory ─────────┐
 //!   lines     of each connection: the first command waits for values or a time, the others for it ──────┐ │
 //!                 │ reads, at most so many at a time, with so many bytes                                │ │
 //!                 ▼                                                                                     ▼ ▼
@@ -10,8 +10,11 @@
 //!
 //! A command that asks for a value that is on a medium alone has changed nothing. It is carried out again, from its beginning,
 //! with the values that it asked for; if it asks for others then (a key was overwritten), once more.
+//!
+//! What is done for one connection looks at commands of that connection alone: others may have any number.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,37 +37,39 @@ const READS_MAX: usize = 64;
 /// may have more.
 pub(super) const FETCH_BYTES_MAX: usize = 16 << 20;
 /// Commands of one line that go on in a turn: those behind a dear one wait once more.
-const LINE_TURN_MAX: usize = 64;
+pub(super) const LINE_TURN_MAX: usize = 64;
 /// How often a shard looks whether a pause was ended before its time: by another shard, of which it does not hear.
 const PAUSE_LOOK_MS: u64 = 10;
+
+/// A command's connection, and its place among all that wait.
+pub(super) type At = (ConnKey, u64);
 
 /// Commands that wait.
 #[derive(Default)]
 pub(super) struct Queue {
     next_place: u64,
-    /// For room in the log, for the medium or for memory, and those of their connections behind them.
-    waiting: BTreeMap<u64, Waiting>,
-    /// Connections whose first command waits for values, or for a time. None of their commands is in `waiting`.
-    lines: BTreeMap<ConnKey, BTreeMap<u64, Waiting>>,
+    commands: BTreeMap<At, Waiting>,
+    /// The first commands of those connections whose commands wait for room in the log, for the medium or for memory. Those of
+    /// any other are a line: its first command waits for values, or for a time.
+    heads: BTreeSet<(u64, ConnKey)>,
     /// When lines are to be looked at, by [`monotonic_ms`](crate::clients::monotonic_ms).
     timers: BTreeSet<(u64, ConnKey)>,
+    /// Lines that wait for the end of a pause: of one of all commands, and of one of those that write.
+    paused: [BTreeSet<ConnKey>; 2],
     /// Lines whose first command may go on.
     to_look_at: Vec<ConnKey>,
     /// Lines that go on in the next turn.
     next_turn: Vec<ConnKey>,
-    /// Reads that have not begun.
-    jobs: VecDeque<Job>,
+    /// Reads that have not begun, by the places of their commands.
+    jobs: BTreeMap<(u64, usize), Job>,
     /// Those that have, by their tokens.
     under_way: BTreeMap<u64, Job>,
 }
 
 /// A command that waits.
 pub(super) struct Waiting {
-    /// Its connection.
-    pub(super) from: ConnKey,
     pub(super) deferred: Deferred<Logged>,
-    pub(super) command: Kept,
-    pub(super) fetch: Fetch,
+    pub(super) resumed: Box<Resumed>,
 }
 
 /// What a command waits for.
@@ -75,16 +80,34 @@ pub(super) enum Fetch {
     Nothing,
     /// The next turn of the shard: the connection has had its [share](super::TURN_WORK_MAX) of this one.
     Turn,
-    /// Values, of which so many are still to be read.
-    Values { values: Values, left: usize, failed: Option<String>, room: Room },
+    Values(Box<Fetched>),
     /// A record that cleaning has written anew, and that is not on the medium yet.
-    Promise { log: u16, lsn: Lsn },
+    Promise {
+        log: u16,
+        lsn: Lsn,
+    },
     /// Room for what is to be read for it.
-    Room { bytes: usize },
+    Room {
+        bytes: usize,
+    },
     /// A time, by [`monotonic_ms`](crate::clients::monotonic_ms), when this reply leaves: it was carried out.
-    Until { at_ms: u64, reply: Vec<u8> },
+    Until {
+        at_ms: u64,
+        reply: Box<[u8]>,
+    },
     /// The end of a [pause](Clients::waits), of commands that write or of all.
-    Pause { writes: bool },
+    Pause {
+        writes: bool,
+    },
+}
+
+/// Values that were read for a command.
+pub(super) struct Fetched {
+    pub(super) values: Values,
+    /// How many are still to be read.
+    left: usize,
+    pub(super) failed: Option<String>,
+    pub(super) room: Room,
 }
 
 /// Bytes of a shard's [`FETCH_BYTES_MAX`], until this is dropped.
@@ -99,7 +122,7 @@ impl Drop for Room {
     }
 }
 
-/// A command that goes on.
+/// A command, as it goes on.
 pub(super) struct Resumed {
     pub(super) place: u64,
     pub(super) command: Kept,
@@ -148,7 +171,7 @@ pub(super) fn plan(wanted: &[Wanted], bytes_max: usize, taken: &Arc<AtomicUsize>
     }
     taken.fetch_add(bytes, Ordering::Relaxed);
     let room = Room { taken: Arc::clone(taken), bytes };
-    Ok(Fetch::Values { values: Values::default(), left: wanted.len(), failed: None, room })
+    Ok(Fetch::Values(Box::new(Fetched { values: Values::default(), left: wanted.len(), failed: None, room })))
 }
 
 fn has_room(taken: usize, bytes: usize) -> bool {
@@ -165,83 +188,126 @@ impl Queue {
     /// Commands that wait.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.waiting.len() + self.lines.values().map(BTreeMap::len).sum::<usize>()
+        self.commands.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn reads_to_begin(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// What is kept of commands that wait, and of lines.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        let of_lines = self.timers.len() + self.paused.iter().map(BTreeSet::len).sum::<usize>();
+        let looks = self.to_look_at.len() + self.next_turn.len();
+        self.commands.len() + self.heads.len() + of_lines + looks + self.jobs.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.lines.is_empty() && self.jobs.is_empty()
+        self.commands.is_empty() && self.to_look_at.is_empty() && self.next_turn.is_empty()
     }
 
     /// Whether some of it goes on only if it is looked at again, though nothing else happens.
     pub(super) fn needs_a_look(&self) -> bool {
-        self.under_way.is_empty() && !(self.waiting.is_empty() && self.to_look_at.is_empty() && self.jobs.is_empty())
+        self.under_way.is_empty() && !(self.heads.is_empty() && self.to_look_at.is_empty() && self.jobs.is_empty())
+    }
+
+    /// The place of the first command of a connection.
+    fn first(&self, from: ConnKey) -> Option<u64> {
+        look();
+        self.commands.range((from, 0)..=(from, u64::MAX)).next().map(|((_, place), _)| *place)
+    }
+
+    /// The commands of a connection wait for room from now on, if there are some.
+    fn put_up(&mut self, from: ConnKey) {
+        self.heads.extend(self.first(from).map(|place| (place, from)));
+    }
+
+    /// They no longer do. False if they did not: they are a line.
+    fn take_down(&mut self, from: ConnKey) -> bool {
+        self.first(from).is_none_or(|place| self.heads.remove(&(place, from)))
     }
 
     /// Adds a command in its place.
-    pub(super) fn add(&mut self, place: u64, waiting: Waiting) {
-        let line = self.lines.get_mut(&waiting.from).unwrap_or(&mut self.waiting);
-        line.insert(place, waiting);
+    pub(super) fn add(&mut self, at: At, waiting: Waiting) {
+        let is_line = !self.take_down(at.0);
+        self.commands.insert(at, waiting);
+        if !is_line {
+            self.put_up(at.0);
+        }
     }
 
     /// Adds a command that waits for memory, before any other of its connection.
-    pub(super) fn add_first(&mut self, place: u64, waiting: Waiting) {
-        if let Some(mut line) = self.lines.remove(&waiting.from) {
-            self.waiting.append(&mut line);
-        }
-        self.waiting.insert(place, waiting);
+    pub(super) fn add_first(&mut self, at: At, waiting: Waiting) {
+        self.take_down(at.0);
+        self.commands.insert(at, waiting);
+        self.put_up(at.0);
     }
 
-    /// Adds a command that waits for values, or for a time, before any other of its connection. `has_others`: there may be some in `waiting`.
-    pub(super) fn line_up(&mut self, place: u64, waiting: Waiting, wanted: Vec<Wanted>, has_others: bool) {
-        let from = waiting.from;
-        if matches!(waiting.fetch, Fetch::Values { .. }) {
-            let job = |wanted: Wanted| wanted.read_at().ok().map(|at| Job { from, place, wanted, at });
-            self.jobs.extend(wanted.into_iter().filter_map(job));
-        } else if let Fetch::Until { at_ms, .. } = waiting.fetch {
-            self.timers.insert((at_ms, from));
-        } else {
-            self.to_look_at.push(from);
+    /// Adds a command that waits for values, or for a time, before any other of its connection.
+    pub(super) fn line_up(&mut self, at: At, waiting: Waiting, wanted: Vec<Wanted>) {
+        let (from, place) = at;
+        self.take_down(from);
+        match waiting.resumed.fetch {
+            Fetch::Values(_) => {
+                let job = |wanted: Wanted| wanted.read_at().ok().map(|at| Job { from, place, wanted, at });
+                self.jobs.extend((0..).map(|number| (place, number)).zip(wanted.into_iter().filter_map(job)));
+            }
+            Fetch::Until { at_ms, .. } => drop(self.timers.insert((at_ms, from))),
+            Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].insert(from)),
+            Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } => self.to_look_at.push(from),
         }
-        let line = self.lines.entry(from).or_default();
-        line.insert(place, waiting);
-        if has_others {
-            line.extend(self.waiting.extract_if(.., |_, waiting| waiting.from == from));
-        }
+        self.commands.insert(at, waiting);
     }
 
     /// Whether an earlier command of the connection waits.
     pub(super) fn is_behind(&self, from: ConnKey, place: u64) -> bool {
-        let first = self.lines.get(&from).and_then(|line| line.keys().next());
-        // Of those that went on together, one may wait for room once more.
-        first.is_some_and(|first| *first < place)
-            || self.waiting.range(..place).any(|(_, waiting)| waiting.from == from)
+        // Of those that went on together, one may wait once more.
+        self.first(from).is_some_and(|first| first < place)
     }
 
     /// Forgets the commands of a connection.
     pub(super) fn forget(&mut self, from: ConnKey) {
-        self.waiting.retain(|_, waiting| waiting.from != from);
-        self.lines.remove(&from);
-        self.timers.retain(|(_, of)| *of != from);
-        self.jobs.retain(|job| job.from != from);
+        self.take_down(from);
+        for ((_, place), waiting) in self.commands.extract_if((from, 0)..=(from, u64::MAX), |_, _| true) {
+            look();
+            match waiting.resumed.fetch {
+                Fetch::Values(_) => {
+                    self.jobs.extract_if((place, 0)..=(place, usize::MAX), |_, _| true).for_each(drop);
+                }
+                Fetch::Until { at_ms, .. } => drop(self.timers.remove(&(at_ms, from))),
+                Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].remove(&from)),
+                Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } => {}
+            }
+        }
     }
 
-    /// When it is to be looked at by the clock, in milliseconds since 1970.
-    pub(super) fn next_ms(&self) -> Option<u64> {
-        self.timers.first().map(|(at_ms, _)| *at_ms).filter(|at_ms| *at_ms != u64::MAX)
+    /// When it is to be looked at by the clock, by [`monotonic_ms`](crate::clients::monotonic_ms), which tells this time.
+    pub(super) fn next_ms(&self, now_ms: u64) -> Option<u64> {
+        let timer = self.timers.first().map(|(at_ms, _)| *at_ms).filter(|at_ms| *at_ms != u64::MAX);
+        let is_paused = self.paused.iter().any(|lines| !lines.is_empty());
+        timer.into_iter().chain(is_paused.then_some(now_ms + PAUSE_LOOK_MS)).min()
     }
 
-    /// Looks at the lines whose time has come.
-    fn look_by_clock(&mut self, now_ms: u64) {
+    /// Looks at the lines whose time has come, and at those whose pause has ended.
+    fn look_by_clock(&mut self, clients: &Clients, now_ms: u64) {
         while let Some((_, from)) = self.timers.first().copied().filter(|(at_ms, _)| *at_ms <= now_ms) {
             self.timers.pop_first();
             self.to_look_at.push(from);
+        }
+        for (writes, lines) in [false, true].into_iter().zip(&mut self.paused) {
+            if !lines.is_empty() && !clients.waits(writes, now_ms) {
+                self.to_look_at.extend(mem::take(lines));
+            }
         }
     }
 
     /// Begins reads, as many as there may be.
     pub(super) fn begin_reads(&mut self, files: &Files, logs: &[File], segment_bytes: u64, next_token: &mut u64) {
         while self.under_way.len() < READS_MAX {
-            let Some(job) = self.jobs.pop_front() else { return };
+            let Some(next) = self.jobs.first_entry() else { return };
+            let job = next.get();
             let first = job.first_byte(segment_bytes);
             let from = first / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
             let bytes = (first - from) as usize + job.at.bytes;
@@ -250,10 +316,9 @@ impl Queue {
             let read = FileOp::read(&logs[usize::from(job.at.log)], from, bytes, files.buffer(bytes));
             if files.begin(read, *next_token).is_err() {
                 // It is tried again when there is room.
-                self.jobs.push_front(job);
                 return;
             }
-            self.under_way.insert(*next_token, job);
+            self.under_way.insert(*next_token, next.remove());
             *next_token += 1;
         }
     }
@@ -277,8 +342,9 @@ impl Queue {
             value
         });
         let is_right = value.is_ok();
-        let waiting = self.lines.get_mut(&job.from).and_then(|line| line.get_mut(&job.place));
-        if let Some(Waiting { fetch: Fetch::Values { values, left, failed, .. }, .. }) = waiting {
+        let fetch = self.commands.get_mut(&(job.from, job.place)).map(|waiting| &mut waiting.resumed.fetch);
+        if let Some(Fetch::Values(fetched)) = fetch {
+            let Fetched { values, left, failed, .. } = &mut **fetched;
             *left -= 1;
             match value {
                 Ok(value) => values.insert(job.wanted.version(), value),
@@ -301,41 +367,43 @@ impl Queue {
         mut taken: usize,
         bytes_left: &mut usize,
         must_wait: impl Fn(Asked<'_>) -> bool,
-    ) -> Vec<(Deferred<Logged>, Resumed)> {
-        self.look_by_clock(now_ms);
+    ) -> Vec<Waiting> {
+        self.look_by_clock(clients, now_ms);
         self.to_look_at.append(&mut self.next_turn);
-        let (mut ready, mut again) = (Vec::new(), Vec::new());
+        let (mut ready, mut again, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
         for from in mem::take(&mut self.to_look_at) {
-            let Some(line) = self.lines.get_mut(&from) else { continue };
+            // There may be more than one reason to look at it.
+            if !seen.insert(from) {
+                continue;
+            }
             let mut taken_of_line = 0;
-            while let Some(first) = line.first_entry() {
+            while let Some(place) = self.first(from).filter(|place| !self.heads.contains(&(*place, from))) {
                 if taken_of_line == LINE_TURN_MAX {
                     // What goes on now has the shard called again.
                     self.next_turn.push(from);
                     break;
                 }
-                let Waiting { command, fetch, .. } = first.get();
+                let Entry::Occupied(first) = self.commands.entry((from, place)) else { break };
+                let Resumed { command, fetch, .. } = &*first.get().resumed;
                 let goes_on = match fetch {
                     Fetch::Nothing | Fetch::Turn => true,
-                    Fetch::Values { left, .. } => *left == 0,
+                    Fetch::Values(fetched) => fetched.left == 0,
                     Fetch::Promise { log, lsn } => *lsn < store.promised(*log),
                     Fetch::Room { bytes } => has_room(taken, *bytes),
                     Fetch::Until { at_ms, .. } => *at_ms <= now_ms,
-                    Fetch::Pause { writes } => !clients.waits(*writes, now_ms),
+                    Fetch::Pause { writes } => !self.paused[usize::from(*writes)].contains(&from),
                 };
                 if !goes_on || *bytes_left == 0 {
                     match fetch {
                         _ if goes_on => again.push(from),
-                        // The end of a read looks again.
-                        Fetch::Values { .. } => {}
-                        Fetch::Until { at_ms, .. } => drop(self.timers.insert((*at_ms, from))),
-                        Fetch::Pause { .. } => drop(self.timers.insert((now_ms + PAUSE_LOOK_MS, from))),
+                        // What it waits for has it looked at again.
+                        Fetch::Values(_) | Fetch::Until { .. } | Fetch::Pause { .. } => {}
                         _ => again.push(from),
                     }
                     break;
                 }
                 if must_wait(command.asked()) {
-                    self.waiting.append(line);
+                    self.heads.insert((place, from));
                     break;
                 }
                 if let Fetch::Room { bytes } = fetch {
@@ -343,11 +411,7 @@ impl Queue {
                 }
                 taken_of_line += 1;
                 *bytes_left = bytes_left.saturating_sub(command.bytes.len());
-                let (place, Waiting { deferred, command, fetch, .. }) = first.remove_entry();
-                ready.push((deferred, Resumed { place, command, fetch }));
-            }
-            if line.is_empty() {
-                self.lines.remove(&from);
+                ready.push(first.remove());
             }
         }
         self.to_look_at = again;
@@ -355,15 +419,27 @@ impl Queue {
     }
 
     /// The command that has waited longest, and no longer must.
-    pub(super) fn take_waiting(
-        &mut self,
-        must_wait: impl Fn(Asked<'_>) -> bool,
-    ) -> Option<(Deferred<Logged>, Resumed)> {
-        let first = self.waiting.first_entry()?;
-        if must_wait(first.get().command.asked()) {
+    pub(super) fn take_waiting(&mut self, must_wait: impl Fn(Asked<'_>) -> bool) -> Option<Waiting> {
+        let (place, from) = *self.heads.first()?;
+        let Entry::Occupied(first) = self.commands.entry((from, place)) else { return None };
+        if must_wait(first.get().resumed.command.asked()) {
             return None;
         }
-        let (place, Waiting { deferred, command, fetch, .. }) = first.remove_entry();
-        Some((deferred, Resumed { place, command, fetch }))
+        let waiting = first.remove();
+        self.heads.pop_first();
+        self.put_up(from);
+        Some(waiting)
     }
+}
+
+/// Counts what is looked at, for tests.
+fn look() {
+    #[cfg(test)]
+    LOOKS.set(LOOKS.get() + 1);
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Looks at the commands of one connection, by this thread.
+    pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }

@@ -15,6 +15,8 @@ use ksf_test::alloc::{Counting, allocations};
 use super::*;
 use crate::disk::DiskOptions;
 
+mod waiting;
+
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
@@ -26,6 +28,8 @@ struct Watched {
     /// Commands that waited, and bytes that were not on the medium, at the end of the last turn.
     waiting: AtomicU64,
     unwritten_bytes: AtomicU64,
+    /// Reads that have not begun.
+    reads: AtomicU64,
 }
 
 impl Service for Watched {
@@ -80,6 +84,7 @@ impl Service for Watched {
         }
         self.kv.turn_end(shard, turn);
         self.waiting.store(shard.queue.len() as u64, Ordering::Relaxed);
+        self.reads.store(shard.queue.reads_to_begin() as u64, Ordering::Relaxed);
         self.unwritten_bytes.store(shard.shard.log().unwritten_bytes() as u64, Ordering::Relaxed);
     }
 
@@ -131,6 +136,7 @@ impl World {
             completes: AtomicBool::new(false),
             waiting: AtomicU64::new(0),
             unwritten_bytes: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
         });
         let limits = Limits { message_bytes_max: LIMIT, connection_bytes_max: LIMIT, ..Limits::default() };
         let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
@@ -308,6 +314,45 @@ fn what_waits_goes_with_its_connection() {
     assert_eq!((world.waiting(), world.take(1)), (0, "+OK\r\n".into()));
     world.send(2, "EXISTS 5 9\r\n");
     assert_eq!(world.take(2), "+PONG\r\n:1\r\n", "what was carried out before stays, the rest was not");
+}
+
+/// The end of a connection costs as much as it has waiting, however much others have: counted, not timed.
+#[test]
+fn what_ends_looks_at_nothing_of_others() {
+    const CONNS: usize = 40;
+    const EACH: usize = 50;
+    let mut world = World::new(CONNS as u32 + 1);
+    world.set(CONNS, 0..10);
+    (0..CONNS).for_each(|conn| world.send(conn, &"INCR key\r\n".repeat(EACH)));
+    assert_eq!(world.waiting() as usize, 4 + CONNS * EACH);
+    let before = queue::LOOKS.get();
+    (0..CONNS).for_each(|conn| world.conns[conn].take().unwrap().end(&mut world.env));
+    let looks = (queue::LOOKS.get() - before) as usize;
+    world.end_turn();
+    assert_eq!(world.waiting(), 4);
+    assert!(looks <= CONNS * (EACH + 1), "{looks}");
+}
+
+/// Reads that have not begun go with the connection that asked for them.
+#[test]
+fn reads_go_with_their_connection() {
+    const EACH: usize = 50;
+    let settings = Settings { durability: Durability::None, memory_bytes_max: 1 << 20, ..Settings::default() };
+    let mut world = World::set_up(Folder::new(), Medium::Block, 1, 3, settings);
+    world.complete();
+    let value = "v".repeat(16 << 10);
+    let mut told = (0..4 * EACH).map(|key| world.ask(0, &["SET", &format!("key:{key}"), &value]));
+    assert!(told.all(|told| told == "+OK\r\n"));
+    for conn in [1, 2] {
+        let keys = (conn * EACH..(conn + 1) * EACH).map(|key| format!("key:{key}"));
+        let words: Vec<String> = ["MGET".to_owned()].into_iter().chain(keys).collect();
+        world.send(conn, &array(words.into_iter()));
+    }
+    let reads = |world: &World| world.service.reads.load(Ordering::Relaxed);
+    assert!(world.waiting() == 2 && reads(&world) > 0, "{}", reads(&world));
+    world.conns[2].take().unwrap().end(&mut world.env);
+    world.end_turn();
+    assert_eq!((world.waiting(), reads(&world)), (1, 0));
 }
 
 fn statuses(responses: &str) -> Vec<&str> {
