@@ -258,6 +258,8 @@ impl Kept {
 const SCRATCH_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a reply that is a status or a number.
 const SHORT_REPLY_BYTES: usize = 64;
+/// What a command that waits takes beside its bytes: nodes of a tree are half full at least, and the allocator adds to each piece.
+const WAITING_BYTES: usize = size_of::<Resumed>() + 2 * (size_of::<At>() + size_of::<Waiting>()) + 3 * 16;
 
 impl KvShard {
     /// Whether room in the log is short for this, and the cleaner brings some back. What found none says so, and then what is no more
@@ -383,7 +385,7 @@ impl KvConn {
     ) {
         self.waiting += 1;
         self.key = Some(key);
-        let deferred = reply.defer_for(self.waiting_reply_bytes(resumed.command.asked()));
+        let deferred = reply.defer_for(self.waiting_bytes(resumed.command.asked()));
         add(&mut shard.queue, (key, resumed.place), Waiting { deferred, resumed });
     }
 
@@ -407,16 +409,18 @@ impl KvConn {
         }
     }
 
-    /// Bytes that the reply to a command is counted with while that waits. What is told of keys may be as long as a reply may
-    /// be: then the connection is not read on, so that it never gets more replies at once than its limits allow.
-    fn waiting_reply_bytes(&self, asked: Asked<'_>) -> usize {
+    /// Bytes that a command is counted with beside its own while it waits: its reply, and its place in the queue. What is told
+    /// of keys may be as long as a reply may be: then the connection is not read on, so that it never gets more replies at once
+    /// than its limits allow.
+    fn waiting_bytes(&self, asked: Asked<'_>) -> usize {
         let (is_short, short) = match asked.http {
             Some(request) => (request.has_short_reply(), http::SHORT_REPLY_BYTES),
             None => (commands::has_short_reply(asked.bytes), SHORT_REPLY_BYTES),
         };
         let long = if is_short { 0 } else { self.session.reply_bytes_max };
         // The command is counted, too, until it is answered.
-        long.saturating_sub(asked.bytes.len()).max(short)
+        let reply = long.saturating_sub(asked.bytes.len()).max(short);
+        reply + WAITING_BYTES + asked.http.map_or(0, size_of_val)
     }
 }
 

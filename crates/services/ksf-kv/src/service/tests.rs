@@ -10,7 +10,7 @@ use ksf::service::Reply;
 use ksf::session::OnShard;
 use ksf::{Profile, Service, Turn};
 use ksf_test::Folder;
-use ksf_test::alloc::{Counting, allocations};
+use ksf_test::alloc::{Counting, allocations, bytes};
 
 use super::*;
 use crate::disk::DiskOptions;
@@ -353,6 +353,25 @@ fn reads_go_with_their_connection() {
     world.conns[2].take().unwrap().end(&mut world.env);
     world.end_turn();
     assert_eq!((world.waiting(), reads(&world)), (1, 0));
+}
+
+/// What a short command takes while it waits is counted: measured, not believed.
+#[test]
+fn what_waits_is_counted_with_all_that_it_takes() {
+    const COMMANDS: usize = 500;
+    /// What the allocator adds to each of the three pieces that a command consists of.
+    const OVERHEAD_BYTES: usize = 3 * 16;
+    let mut world = World::new(4);
+    assert_eq!(world.ask(0, &["CLIENT", "PAUSE", "600000", "ALL"]), "+OK\r\n");
+    let delete = "DELETE /key HTTP/1.1\r\nHost: x\r\n\r\n";
+    for (conn, command) in [(1, "INCR key\r\n"), (2, "*2\r\n$4\r\nINCR\r\n$3\r\nkey\r\n"), (3, delete)] {
+        let (taken, counted, waiting) = (bytes(), world.env.budget.reply_bytes(), world.waiting() as usize);
+        world.send(conn, &command.repeat(COMMANDS));
+        assert_eq!(world.waiting() as usize, waiting + COMMANDS);
+        let taken = (bytes() - taken) as usize / COMMANDS + OVERHEAD_BYTES;
+        let counted = (world.env.budget.reply_bytes() - counted) / COMMANDS;
+        assert!(taken <= counted, "{command:?}: {taken} bytes, of which {counted} are counted");
+    }
 }
 
 fn statuses(responses: &str) -> Vec<&str> {
