@@ -415,7 +415,7 @@ impl KvConn {
     fn waiting_bytes(&self, asked: Asked<'_>) -> usize {
         let (is_short, short) = match asked.http {
             Some(request) => (request.has_short_reply(), http::SHORT_REPLY_BYTES),
-            None => (commands::has_short_reply(asked.bytes), SHORT_REPLY_BYTES),
+            None => (commands::tells_little(asked.bytes), SHORT_REPLY_BYTES),
         };
         let long = if is_short { 0 } else { self.session.reply_bytes_max };
         // The command is counted, too, until it is answered.

@@ -37,8 +37,8 @@ use ksf_store::update::{Update, View};
 use ksf_store::work;
 use smallvec::SmallVec;
 
-use self::table::Asked;
-pub(crate) use self::table::{has_short_reply, purpose};
+pub(crate) use self::table::purpose;
+use self::table::{Asked, has_short_reply};
 use self::transactions::Transaction;
 use crate::clients::Client;
 use crate::service::KvShard;
@@ -382,6 +382,11 @@ const SHORT_WITHOUT_KEYS: [&str; 19] = [
     "unwatch",
     "wait",
 ];
+
+/// Whether the reply to a command is short, or has no more bytes than the command, as far as its name tells.
+pub(crate) fn tells_little(command: &[u8]) -> bool {
+    has_short_reply(command) || table::named(command).is_some_and(|(found, _)| SHORT_WITHOUT_KEYS.contains(&found.name))
+}
 
 /// Most bytes that the reply to a command may have, from what the index knows of its keys.
 pub(crate) fn reply_bytes(shard: &mut KvShard, session: &Session, command: &[u8], now_ms: u64) -> usize {

@@ -297,7 +297,7 @@ pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
 }
 
 /// A command by its name, and how many arguments it came with.
-fn named(command: &[u8]) -> Option<(&'static Command, usize)> {
+pub(super) fn named(command: &[u8]) -> Option<(&'static Command, usize)> {
     match Arguments::of(command) {
         Some(mut arguments) => {
             let count = arguments.len();
@@ -320,7 +320,7 @@ const TELLING: &[&str] =
     &["exec", "getdel", "getex", "getset", "lmove", "lpop", "rpop", "rpoplpush", "spop", "zpopmax", "zpopmin"];
 
 /// Whether the reply to a command is a status or a number, as far as its name tells.
-pub(crate) fn has_short_reply(command: &[u8]) -> bool {
+pub(super) fn has_short_reply(command: &[u8]) -> bool {
     named(command).is_some_and(|(Command { name, purpose, .. }, count)| {
         // With options, SET may tell what was there.
         purpose.is_some() && !TELLING.contains(name) && (*name != "set" || count == 3)

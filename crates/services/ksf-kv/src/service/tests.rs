@@ -374,6 +374,17 @@ fn what_waits_is_counted_with_all_that_it_takes() {
     }
 }
 
+/// Nothing is kept free for the reply to what only waits.
+#[test]
+fn a_long_reply_is_not_expected_of_wait() {
+    let mut world = World::new(1);
+    let before = world.env.budget.reply_bytes();
+    world.send(0, "WAIT 1 0\r\n");
+    assert_eq!(world.waiting(), 1);
+    let counted = world.env.budget.reply_bytes() - before;
+    assert!(counted < 4096, "{counted}");
+}
+
 fn statuses(responses: &str) -> Vec<&str> {
     responses.split("HTTP/1.1 ").skip(1).map(|response| &response[..3]).collect()
 }
