@@ -188,7 +188,8 @@ fn each_member(
     }
 }
 
-/// What sets have together. Of the members, those are copied that it has, for each of which `take` takes room.
+/// What sets have together. Of the members, those are copied that it has, for each of which `take` takes room. A set that is named
+/// more than once is gone through once.
 fn combined(
     view: &mut View<'_, '_>,
     keys: &[&[u8]],
@@ -196,16 +197,22 @@ fn combined(
     mut take: impl FnMut(&[u8]) -> Result,
 ) -> Result<BTreeSet<Vec<u8>>> {
     let mut result = BTreeSet::new();
-    let mut sizes = Vec::with_capacity(keys.len());
+    let (mut sets, mut seen) = (Vec::with_capacity(keys.len()), BTreeSet::new());
     for key in keys {
-        sizes.push(shaped(view.get(key), Shape::Set)?.map_or(0, |got| got.count));
+        let size = shaped(view.get(key), Shape::Set)?.map_or(0, |got| got.count);
+        if seen.insert(*key) {
+            sets.push((*key, size));
+        }
     }
-    let start = match how {
-        Combine::Inter => sizes.iter().enumerate().min_by_key(|(_, size)| **size).map_or(0, |(at, _)| at),
-        Combine::Union | Combine::Diff => 0,
-    };
-    let others: Vec<&[u8]> = keys.iter().enumerate().filter(|(at, _)| *at != start).map(|(_, key)| *key).collect();
-    let Some(first) = keys.get(start) else { return Ok(result) };
+    match how {
+        Combine::Inter => sets.sort_by_key(|(_, size)| *size),
+        // Without itself nothing is left of it.
+        Combine::Diff if keys.split_first().is_some_and(|(first, others)| others.contains(first)) => return Ok(result),
+        Combine::Union | Combine::Diff => {}
+    }
+    let mut sets = sets.into_iter().map(|(key, _)| key);
+    let Some(first) = sets.next() else { return Ok(result) };
+    let others: Vec<&[u8]> = sets.collect();
     each_member(view, first, |view, member| {
         let mut is_in = |key: &&[u8]| view.cell(key, &member).is_some();
         let counts = match how {

@@ -544,8 +544,8 @@ fn pipeline_of_dear_commands_lets_others_in() {
     for (count, command, reply) in [
         (500, "KEYS nothing*\r\n", "*0\r\n"),
         (8, "SUNIONSTORE to set\r\n", ":6000\r\n"),
-        (20, "SCARD set\r\nSDIFF set set\r\n", ":6000\r\n*0\r\n"),
-        (20, "MULTI\r\nSDIFF set set\r\nSDIFF set set\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n*0\r\n*0\r\n"),
+        (20, "SCARD set\r\nSDIFF set to\r\n", ":6000\r\n*0\r\n"),
+        (20, "MULTI\r\nSDIFF set to\r\nSDIFF set to\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n*0\r\n*0\r\n"),
         (20, "LCS one other LEN\r\n", ":800\r\n"),
         (20, "MULTI\r\nLCS one other LEN\r\nEXEC\r\n", "+OK\r\n+QUEUED\r\n*1\r\n:800\r\n"),
     ] {
@@ -572,6 +572,45 @@ fn pipeline_of_dear_commands_lets_others_in() {
     // Commands that cost little are not told from others.
     world.receive(0, &"STRLEN one\r\n".repeat(1_000));
     assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
+}
+
+/// A command may name a key as often as its bytes allow, and costs no more for that.
+#[test]
+fn a_set_that_is_named_many_times_is_gone_through_once() {
+    const TIMES: usize = 50;
+    let mut world = World::new(1);
+    world.complete();
+    for (key, members) in [("set", 0..2_000), ("other", 1_000..2_500)] {
+        let words = ["SADD".to_owned(), key.to_owned()].into_iter().chain(members.map(|member| member.to_string()));
+        world.send(0, &array(words.collect::<Vec<_>>().into_iter()));
+    }
+    world.take(0);
+    let mut told = |name: &str, keys: &[&str]| {
+        let before = work::done();
+        let words: Vec<&str> = name.split(' ').chain(keys.iter().copied()).collect();
+        let reply = world.ask(0, &words);
+        let units = work::done() - before;
+        let reply = if words.len() > 1 + keys.len() { world.ask(0, &["SMEMBERS", "to"]) } else { reply };
+        (reply.replacen('~', "*", 1), units)
+    };
+    for (plain, store) in [("SUNION", "SUNIONSTORE to"), ("SINTER", "SINTERSTORE to"), ("SDIFF", "SDIFFSTORE to")] {
+        for name in [plain, store] {
+            for keys in [&["set"][..], &["set", "other"], &["other", "set"], &["set", "nothing"], &["nothing", "set"]] {
+                // What is there in its place is taken out.
+                told(name, keys);
+                let (reply, units) = told(name, keys);
+                let all = keys.repeat(TIMES);
+                let others = [&keys[..1], &keys[1..].repeat(TIMES)].concat();
+                let is_diff = plain == "SDIFF";
+                for (many, expected) in [(all, if is_diff { "*0\r\n" } else { &reply }), (others, &reply)] {
+                    let (reply, many_units) = told(name, &many);
+                    assert!(reply == expected, "{name} {keys:?}: {}", &reply[..reply.len().min(200)]);
+                    let bound = units + 4 * many.len() as u64;
+                    assert!(many_units <= bound, "{name} {keys:?}: {many_units} units of {bound}");
+                }
+            }
+        }
+    }
 }
 
 /// Replies that do not leave cost as much as others, and so does what finds nothing.
