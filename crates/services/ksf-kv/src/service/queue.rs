@@ -56,6 +56,8 @@ pub(super) struct Queue {
     timers: BTreeSet<(u64, ConnKey)>,
     /// Lines that wait for the end of a pause: of one of all commands, and of one of those that write.
     paused: [BTreeSet<ConnKey>; 2],
+    /// Lines whose first commands, which have these places, wait for [room](Fetch::Room).
+    for_room: BTreeSet<(u64, ConnKey)>,
     /// Lines whose first command may go on.
     to_look_at: Vec<ConnKey>,
     /// Lines that go on in the next turn.
@@ -174,7 +176,7 @@ pub(super) fn plan(wanted: &[Wanted], bytes_max: usize, taken: &Arc<AtomicUsize>
     Ok(Fetch::Values(Box::new(Fetched { values: Values::default(), left: wanted.len(), failed: None, room })))
 }
 
-fn has_room(taken: usize, bytes: usize) -> bool {
+pub(super) fn has_room(taken: usize, bytes: usize) -> bool {
     taken == 0 || taken + bytes <= FETCH_BYTES_MAX
 }
 
@@ -199,7 +201,7 @@ impl Queue {
     /// What is kept of commands that wait, and of lines.
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
-        let of_lines = self.timers.len() + self.paused.iter().map(BTreeSet::len).sum::<usize>();
+        let of_lines = self.timers.len() + self.for_room.len() + self.paused.iter().map(BTreeSet::len).sum::<usize>();
         let looks = self.to_look_at.len() + self.next_turn.len();
         self.commands.len() + self.heads.len() + of_lines + looks + self.jobs.len()
     }
@@ -210,7 +212,8 @@ impl Queue {
 
     /// Whether some of it goes on only if it is looked at again, though nothing else happens.
     pub(super) fn needs_a_look(&self) -> bool {
-        self.under_way.is_empty() && !(self.heads.is_empty() && self.to_look_at.is_empty() && self.jobs.is_empty())
+        let must_be_asked = !(self.heads.is_empty() && self.for_room.is_empty() && self.to_look_at.is_empty());
+        self.under_way.is_empty() && (must_be_asked || !self.jobs.is_empty())
     }
 
     /// The place of the first command of a connection.
@@ -256,7 +259,8 @@ impl Queue {
             }
             Fetch::Until { at_ms, .. } => drop(self.timers.insert((at_ms, from))),
             Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].insert(from)),
-            Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } => self.to_look_at.push(from),
+            Fetch::Room { .. } => drop(self.for_room.insert((place, from))),
+            Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } => self.to_look_at.push(from),
         }
         self.commands.insert(at, waiting);
     }
@@ -278,7 +282,8 @@ impl Queue {
                 }
                 Fetch::Until { at_ms, .. } => drop(self.timers.remove(&(at_ms, from))),
                 Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].remove(&from)),
-                Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } => {}
+                Fetch::Room { .. } => drop(self.for_room.remove(&(place, from))),
+                Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } => {}
             }
         }
     }
@@ -300,6 +305,20 @@ impl Queue {
             if !lines.is_empty() && !clients.waits(writes, now_ms) {
                 self.to_look_at.extend(mem::take(lines));
             }
+        }
+    }
+
+    /// Looks at the lines for which there is room, in the order in which they came.
+    fn look_by_room(&mut self, mut taken: usize) {
+        while let Some((place, from)) = self.for_room.first().copied() {
+            if let Some(Fetch::Room { bytes }) = self.commands.get(&(from, place)).map(|first| &first.resumed.fetch) {
+                if !has_room(taken, *bytes) {
+                    return;
+                }
+                taken += bytes;
+            }
+            self.for_room.pop_first();
+            self.to_look_at.push(from);
         }
     }
 
@@ -364,11 +383,12 @@ impl Queue {
     pub(super) fn take_ready(
         &mut self,
         (store, clients, now_ms): (&Store, &Clients, u64),
-        mut taken: usize,
+        taken: usize,
         bytes_left: &mut usize,
         must_wait: impl Fn(Asked<'_>) -> bool,
     ) -> Vec<Waiting> {
         self.look_by_clock(clients, now_ms);
+        self.look_by_room(taken);
         self.to_look_at.append(&mut self.next_turn);
         let (mut ready, mut again, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
         for from in mem::take(&mut self.to_look_at) {
@@ -389,7 +409,7 @@ impl Queue {
                     Fetch::Nothing | Fetch::Turn => true,
                     Fetch::Values(fetched) => fetched.left == 0,
                     Fetch::Promise { log, lsn } => *lsn < store.promised(*log),
-                    Fetch::Room { bytes } => has_room(taken, *bytes),
+                    Fetch::Room { .. } => !self.for_room.contains(&(place, from)),
                     Fetch::Until { at_ms, .. } => *at_ms <= now_ms,
                     Fetch::Pause { writes } => !self.paused[usize::from(*writes)].contains(&from),
                 };
@@ -397,7 +417,7 @@ impl Queue {
                     match fetch {
                         _ if goes_on => again.push(from),
                         // What it waits for has it looked at again.
-                        Fetch::Values(_) | Fetch::Until { .. } | Fetch::Pause { .. } => {}
+                        Fetch::Values(_) | Fetch::Room { .. } | Fetch::Until { .. } | Fetch::Pause { .. } => {}
                         _ => again.push(from),
                     }
                     break;
@@ -405,9 +425,6 @@ impl Queue {
                 if must_wait(command.asked()) {
                     self.heads.insert((place, from));
                     break;
-                }
-                if let Fetch::Room { bytes } = fetch {
-                    taken += bytes;
                 }
                 taken_of_line += 1;
                 *bytes_left = bytes_left.saturating_sub(command.bytes.len());

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ksf::deferred::Deferred;
 use ksf_test::{Random, effort};
 
+use super::queue::{FETCH_BYTES_MAX, has_room};
 use super::*;
 
 /// Keeps the right to answer each message.
@@ -38,6 +39,7 @@ enum Why {
     Turn,
     Until(u64),
     Pause(bool),
+    Room(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,23 @@ impl List {
         self.lines.remove(&from);
     }
 
+    /// Those that wait for room go on in the order in which they came.
+    fn give_room(&mut self, mut taken: usize) {
+        loop {
+            let (lines, mut firsts) = (self.lines.clone(), Vec::new());
+            for from in lines {
+                let first = self.first(|of| of == from).unwrap();
+                firsts.extend(if let Why::Room(bytes) = first.why { Some((first.at, bytes)) } else { None });
+            }
+            let Some((at, bytes)) = firsts.into_iter().min_by_key(|((_, place), _)| *place) else { return };
+            if !has_room(taken, bytes) {
+                return;
+            }
+            taken += bytes;
+            self.first(|of| of == at.0).unwrap().why = Why::Nothing;
+        }
+    }
+
     fn take_ready(&mut self, now_ms: u64, is_paused: impl Fn(bool) -> bool, is_full: bool) -> Vec<Plain> {
         let mut ready = Vec::new();
         for from in self.lines.clone() {
@@ -91,6 +110,7 @@ impl List {
                     Why::Nothing | Why::Turn => true,
                     Why::Until(at_ms) => at_ms <= now_ms,
                     Why::Pause(writes) => !is_paused(writes),
+                    Why::Room(_) => false,
                 };
                 if !goes_on {
                     break;
@@ -123,6 +143,8 @@ struct Pair {
     now_ms: u64,
     /// Commands that write must wait.
     is_full: bool,
+    /// Bytes that others have read.
+    taken: usize,
     world: World,
     stash: Arc<Stash>,
     conn: Box<Connection>,
@@ -136,7 +158,17 @@ impl Pair {
         let on = OnShard::new(Arc::clone(&stash), ());
         let conn = Connection::new(on, Peer::Unix, ConnKey { index: 0, generation: 0 }, world.env.now).unwrap();
         let (clients, is_full) = (Clients::new(1), false);
-        Self { queue: Queue::default(), list: List::default(), clients, now_ms: 1, is_full, world, stash, conn }
+        Self {
+            queue: Queue::default(),
+            list: List::default(),
+            clients,
+            now_ms: 1,
+            is_full,
+            taken: 0,
+            world,
+            stash,
+            conn,
+        }
     }
 
     fn waiting(&mut self, Plain { at, writes, why }: Plain) -> Waiting {
@@ -147,6 +179,7 @@ impl Pair {
             Why::Turn => Fetch::Turn,
             Why::Until(at_ms) => Fetch::Until { at_ms, reply: Box::default() },
             Why::Pause(writes) => Fetch::Pause { writes },
+            Why::Room(bytes) => Fetch::Room { bytes },
         };
         let bytes: &[u8] = if writes { b"SET key value\r\n" } else { b"GET key\r\n" };
         Waiting { deferred, resumed: Asked { bytes, http: None }.to_resumed(at.1, fetch) }
@@ -185,8 +218,9 @@ impl Pair {
         let is_full = self.is_full;
         let must_wait = |asked: Asked<'_>| is_full && asked.bytes.starts_with(b"SET");
         let sources = (&*self.world.service.kv.store, &self.clients, self.now_ms);
-        let told = self.queue.take_ready(sources, 0, &mut usize::MAX.clone(), must_wait);
+        let told = self.queue.take_ready(sources, self.taken, &mut usize::MAX.clone(), must_wait);
         let clients = &self.clients;
+        self.list.give_room(self.taken);
         let mut ready = self.list.take_ready(self.now_ms, |writes| clients.waits(writes, self.now_ms), is_full);
         // In what order lines go on is another matter.
         let place = |waiting: &Waiting| waiting.resumed.place;
@@ -221,10 +255,11 @@ impl Pair {
     }
 
     fn why(&self, random: &mut Random) -> Why {
-        match random.within(0..=4) {
+        match random.within(0..=5) {
             0 => Why::Until(u64::MAX),
             1 | 2 => Why::Until(self.now_ms + random.below(20)),
             3 => Why::Pause(random.one_in(2)),
+            4 => Why::Room(random.within(1..=FETCH_BYTES_MAX)),
             _ => Why::Turn,
         }
     }
@@ -242,13 +277,14 @@ fn queue_is_as_a_plain_list() {
         let mut pair = Pair::new();
         for _ in 0..400 {
             let from = key(random.within(1..=CONNS));
-            match random.within(0..=15) {
+            match random.within(0..=16) {
                 0 => pair.forget(from),
                 1 => pair.is_full = !pair.is_full,
                 2 => pair.clients.pause(pair.now_ms + random.below(20), random.one_in(2)),
                 3 => pair.clients.resume(),
                 4 => pair.now_ms += random.below(10),
-                5..=7 => {
+                5 => pair.taken = random.pick(&[0, FETCH_BYTES_MAX / 2, FETCH_BYTES_MAX]),
+                6..=8 => {
                     let ready = pair.turn(random.within(0..=8));
                     pair.go_on(ready, &mut random);
                 }
@@ -267,7 +303,7 @@ fn queue_is_as_a_plain_list() {
         (1..=forgotten).for_each(|number| pair.forget(key(number)));
         pair.turn(0);
         // The rest goes on.
-        pair.is_full = false;
+        (pair.is_full, pair.taken) = (false, 0);
         pair.clients.resume();
         while !pair.list.all.is_empty() {
             pair.now_ms = u64::MAX;
@@ -295,4 +331,22 @@ fn a_long_line_is_looked_at_once_a_turn() {
         ready.for_each(|waiting| pair.queue.add((from, waiting.resumed.place), waiting));
         assert!(pair.queue.kept() <= kept + 1, "turn {turn}");
     }
+}
+
+/// A turn looks at one of those that wait for room for their values, however many there are.
+#[test]
+fn what_waits_for_room_is_not_looked_at_in_each_turn() {
+    const LINES: u32 = 100;
+    let mut pair = Pair::new();
+    pair.taken = FETCH_BYTES_MAX;
+    for index in 1..=LINES {
+        let at = (ConnKey { index, generation: 0 }, u64::from(index));
+        pair.line_up(Plain { at, writes: false, why: Why::Room(FETCH_BYTES_MAX / 10) });
+    }
+    let before = queue::LOOKS.get();
+    assert!(pair.turn(0).is_empty() && pair.queue.needs_a_look());
+    let looks = queue::LOOKS.get() - before;
+    assert!(looks <= 1, "{looks}");
+    pair.taken = 0;
+    assert_eq!(pair.turn(0).iter().map(|one| one.at.1).collect::<Vec<_>>(), Vec::from_iter(1..=10));
 }
