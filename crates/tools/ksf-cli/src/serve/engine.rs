@@ -39,10 +39,12 @@ pub(crate) struct Obstacles {
 }
 
 impl Obstacles {
-    /// Tries what the engines need that are wished for.
-    pub(crate) fn look(wishes: &[EngineWish]) -> Self {
-        let kernel = wishes.iter().any(|wish| matches!(wish, EngineWish::Auto | EngineWish::Kernel));
-        let uring = wishes.iter().any(|wish| *wish != EngineWish::Epoll);
+    /// Tries what the engines need that are wished for, by services of which some have a kernel half. The self-test of the kernel
+    /// engine takes some hundred milliseconds.
+    pub(crate) fn look(wishes: &[(EngineWish, bool)]) -> Self {
+        let may_be_kernel = |wish| matches!(wish, EngineWish::Auto | EngineWish::Kernel);
+        let kernel = wishes.iter().any(|(wish, has_kernel_half)| *has_kernel_half && may_be_kernel(*wish));
+        let uring = wishes.iter().any(|(wish, _)| *wish != EngineWish::Epoll);
         Obstacles {
             kernel: kernel.then(doctor::kernel_obstacle).flatten(),
             uring: uring.then(doctor::uring_obstacle).flatten(),

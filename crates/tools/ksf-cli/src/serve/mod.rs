@@ -142,7 +142,7 @@ fn run(
     let prometheus = stats_args.prometheus.map(|address| stats::prometheus::open(address, Arc::clone(&source)));
     let prometheus = prometheus.transpose()?;
 
-    let wishes: Vec<_> = plans.iter().map(|plan| plan.common.engine).collect();
+    let wishes: Vec<_> = plans.iter().map(|plan| (plan.common.engine, plan.kind.as_kind().has_kernel_half())).collect();
     let lacks = Obstacles::look(&wishes);
     let names: Vec<&str> = plans.iter().map(|plan| plan.common.name.as_str()).collect();
     let starting = manager::starting(&names);
