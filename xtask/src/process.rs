@@ -67,14 +67,19 @@ impl Server {
 
     /// Asks the server to end (SIGTERM) and waits for it. An end by that very signal is good, too:
     /// the small peers do not handle it. Says how often it slept and was preempted in its life.
-    pub(crate) fn stop(mut self) -> Result<Switches> {
+    pub(crate) fn stop(self) -> Result<Switches> {
+        self.end(Signal::TERM)
+    }
+
+    /// The same by another signal.
+    pub(crate) fn end(mut self, signal: Signal) -> Result<Switches> {
         let before = Switches::of_children()?;
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).with_context(|| format!("cannot stop {}", self.name))?;
+        kill_process(pid, signal).with_context(|| format!("cannot stop {}", self.name))?;
         let status = wait_timeout(&mut self.child, STOP_TIMEOUT)?
-            .ok_or_else(|| anyhow!("{} did not end within {STOP_TIMEOUT:?} of SIGTERM; killed", self.name))?;
+            .ok_or_else(|| anyhow!("{} did not end within {STOP_TIMEOUT:?} of {signal:?}; killed", self.name))?;
         use std::os::unix::process::ExitStatusExt;
-        if status.success() || status.signal() == Some(Signal::TERM.as_raw()) {
+        if status.success() || status.signal() == Some(signal.as_raw()) {
             return Ok(Switches::of_children()?.since(&before));
         }
         Err(self.failure(&format!("ended with {status}")))

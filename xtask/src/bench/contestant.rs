@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
@@ -209,6 +210,14 @@ impl Contestant {
         };
         let has_other_client = matches!(self, Ab | RedisBenchmark | Sockperf | SockperfTuned | StoreBenchmark | Wrk);
         !has_other_client && !matches!(self, IdealQueue | PairFloor | PreadSend)
+    }
+
+    /// What ends its server. nfs-ganesha 4.3 waits four seconds for its threads of 9P when it is asked to end.
+    pub(crate) fn end_signal(self, row: Row) -> Signal {
+        match (self, row) {
+            (Contestant::Ganesha, Row::Ninep) => Signal::KILL,
+            _ => Signal::TERM,
+        }
     }
 
     /// Whether it is measured in a placement.

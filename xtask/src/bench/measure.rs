@@ -136,7 +136,7 @@ impl Meter<'_> {
 
         if case.idle > 0 {
             self.idle(case, &server, port, &load, sample)?;
-            return server.stop().map(drop);
+            return server.end(contestant.end_signal(case.row)).map(drop);
         }
         let (result, spent) = self.observed(&server, || {
             load.run_by(&self.programs.ksf, |command, timeout| self.client(command, &server, timeout))
@@ -144,7 +144,8 @@ impl Meter<'_> {
         insert_result(sample, case, &result);
         insert_spent(sample, &spent, result.messages);
         self.insert_events(sample, &spent, result.messages)?;
-        insert_switches(sample, server.stop()?, warm_up.messages + result.messages);
+        let switches = server.end(contestant.end_signal(case.row))?;
+        insert_switches(sample, switches, warm_up.messages + result.messages);
         Ok(())
     }
 
