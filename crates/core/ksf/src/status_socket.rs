@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -298,14 +298,18 @@ pub fn ask(path: &Path, question: &str) -> io::Result<String> {
     }
 }
 
-/// The sockets of a folder, with and without a listener. A folder that is not there has none.
+/// Lists the sockets of this user and root in a folder, with and without a listener. A missing folder has none.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::PermissionDenied`] if another user could replace the sockets, as for [`StatusSocket::at`]. Else what
+/// the file system says.
 pub fn sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(folder) {
+    let names = match SocketFolder::open(folder).and_then(|open| open.sockets()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
+        names => names?,
     };
-    let paths = entries.flatten().map(|entry| entry.path());
-    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "sock")).collect())
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
 /// Makes a folder for sockets, with those above it if they are wanted. The folder, if it was not there.
@@ -342,8 +346,7 @@ impl SocketFolder {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
         let metadata = folder.metadata()?;
-        let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid());
-        if !is_trusted || metadata.mode() & 0o1002 == 0o002 {
+        if !is_trusted(metadata.uid()) || metadata.mode() & 0o1002 == 0o002 {
             let why = format!("{} is a folder in which another user could take the socket's place", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
@@ -375,15 +378,31 @@ impl SocketFolder {
         }
     }
 
+    /// Names of the sockets that this user or root owns: where all may write, as in `/tmp`, others have theirs, too.
+    fn sockets(&self) -> io::Result<Vec<OsString>> {
+        let is_wanted = |name: &OsString| {
+            let file = rustix::fs::statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW);
+            Path::new(name).extension().is_some_and(|extension| extension == "sock")
+                && file.is_ok_and(|file| FileType::from_raw_mode(file.st_mode).is_socket() && is_trusted(file.st_uid))
+        };
+        let entries = fs::read_dir(self.place(&OsString::new()))?;
+        Ok(entries.flatten().map(|entry| entry.file_name()).filter(is_wanted).collect())
+    }
+
     /// Removes sockets that killed processes have left.
     fn remove_stale(&self) {
-        for path in sockets(&self.place(&OsString::new())).unwrap_or_default() {
-            if let Some(name) = path.file_name().filter(|_| is_stale(&path)) {
+        for name in self.sockets().unwrap_or_default() {
+            if is_stale(&self.place(&name)) {
                 // Another process that starts now may have been first.
-                let _ = self.remove(&name.to_owned());
+                let _ = self.remove(&name);
             }
         }
     }
+}
+
+/// True for root and the user of this process.
+fn is_trusted(owner: u32) -> bool {
+    [0, rustix::process::geteuid().as_raw()].contains(&owner)
 }
 
 /// A socket without a listener: its process was killed.
@@ -481,6 +500,7 @@ mod tests {
         // By a link, too.
         std::os::unix::fs::symlink(&theirs, folder.path("link")).unwrap();
         assert!(refuses(&folder.path("link")));
+        assert_eq!(sockets(&theirs).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         let open = folder.path("open");
         fs::create_dir(&open).unwrap();
         fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
@@ -491,6 +511,12 @@ mod tests {
         assert_eq!(mode(&target), before);
         let socket = StatusSocket::at(&open.join("y.sock")).unwrap();
         assert_eq!(mode(socket.path()), 0o600);
+        // What others put there is not listed.
+        let planted = StatusSocket::at(&open.join("z.sock")).unwrap();
+        std::os::unix::fs::chown(planted.path(), Some(65534), None).unwrap();
+        fs::write(open.join("file.sock"), "not a socket").unwrap();
+        assert_eq!(sockets(&open).unwrap(), [socket.path()]);
+        drop(planted);
         // The folder's name is another's by the time it goes: the socket is removed where it is.
         fs::rename(&open, folder.path("moved")).unwrap();
         fs::create_dir(&open).unwrap();

@@ -2,13 +2,17 @@
 //! own. Needs root.
 
 use crate::support;
+use std::fs::{self, Permissions};
 use std::net::TcpStream;
+use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::{Folder, Running, Server, ksf, run, stderr, stdout, wait_until};
+use ksf::status_socket::{Served, StatusSocket};
 use rustix::process::Signal;
+use serde_json::json;
 
 /// A server with its socket for `ksf stat` where it is by default.
 fn start(args: &[&str], listeners: usize) -> Server {
@@ -20,6 +24,117 @@ fn start(args: &[&str], listeners: usize) -> Server {
 }
 
 const ECHO: [&str; 5] = ["kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"];
+
+/// A window title, a control sequence of one byte, a line of its own, and letters in reverse order.
+const HOSTILE: &str = "a\u{1b}]0;title\u{7}b\u{9b}31m\nc\u{202e}d\u{7f}";
+const ESCAPED: &str = r"a\x1b]0;title\x07b\x9b31m\x0ac\u{202e}d\x7f";
+
+/// A server that answers every question with these words.
+fn answering(path: &str, answer: &serde_json::Value) -> Served {
+    let line = answer.to_string();
+    StatusSocket::at(Path::new(path)).unwrap().spawn("status", move |_| line.clone()).unwrap()
+}
+
+/// All strings that a server chooses are [`HOSTILE`].
+fn hostile_server(pid: u32) -> serde_json::Value {
+    let counter = |name: &str| json!({ "name": name, "value": 1, "help": HOSTILE });
+    let client =
+        json!({ "address": HOSTILE, "connections": 1, "mounts": 1, "calls": 1, "read_bytes": 1, "written_bytes": 1 });
+    let own = [counter("readdirplus_calls"), counter("walk_calls")];
+    let service = json!({ "name": HOSTILE, "engine": HOSTILE, "shards": 1, "listeners": [HOSTILE], "limits": [],
+        "counters": [counter(HOSTILE)], "kernel": [], "own": own, "clients": [client] });
+    json!({ "schema": HOSTILE, "ksf": HOSTILE, "pid": pid, "uptime_ms": 1, "services": [service] })
+}
+
+fn hostile_holder() -> serde_json::Value {
+    let listener = |why: Option<&str>| {
+        json!({ "address": HOSTILE, "mechanism": "plain", "not_accelerated": why, "trouble": HOSTILE,
+            "own_reuseport": false, "excluded": [HOSTILE], "queues": [] })
+    };
+    let counters = json!({ "accepted_own": 1, "accepted_fallback": 0, "accepted_stolen": 0, "steered_local": 0,
+        "steered_remote": 0 });
+    let worker = json!({ "index": 0, "pid": 1, "tid": 1, "cpu": 0, "ready": [HOSTILE], "stalled": false,
+        "counters": counters });
+    json!({ "pid": 1, "name": HOSTILE, "program": [HOSTILE], "source_ports": HOSTILE, "on": true, "level": "plain",
+        "refused": [{ "level": "sk_lookup", "why": HOSTILE }], "other_programs": [HOSTILE], "processes": [],
+        "listeners": [listener(Some(HOSTILE)), listener(None)], "workers": [worker], "ended_workers": counters,
+        "stalls": 0, "rescues": 0, "refused_requests": [{ "why": HOSTILE, "count": 1 }] })
+}
+
+/// What the command prints, which nothing but its own line ends controls.
+fn printed(args: &[&str]) -> String {
+    let output = run(args);
+    let text = format!("{}{}", stdout(&output), stderr(&output));
+    let is_plain = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
+    assert!(text.chars().all(is_plain), "{args:?}: {text:?}");
+    text
+}
+
+#[test]
+fn strings_of_servers_are_printed_without_control_characters() {
+    let Some(()) = support::private_network_and_run() else { return };
+    let _server = answering("/run/ksf/1.sock", &hostile_server(1));
+    fs::create_dir("/run/ksf/accel").unwrap();
+    let holder = answering("/run/ksf/accel/1.sock", &hostile_holder());
+    for (args, times) in
+        [(&["stat"][..], 8), (&["nfs", "status"], 2), (&["9p", "status"], 1), (&["accel", "status"], 13)]
+    {
+        let text = printed(args);
+        assert_eq!(text.matches(ESCAPED).count(), times, "{args:?}: {text}");
+        // JSON is as the server has it.
+        let args = [args, &["--json"]].concat();
+        let document: serde_json::Value = serde_json::from_str(&printed(&args)).unwrap();
+        assert!(document.to_string().contains(&json!(HOSTILE).to_string()), "{args:?}: {document}");
+    }
+    assert!(printed(&["accel", "pause", "1"]).contains(ESCAPED));
+    // In errors, which are one line.
+    let one_line = ESCAPED.replace(r"\x0a", " ");
+    let _second = answering("/run/ksf/2.sock", &hostile_server(2));
+    assert_eq!(printed(&["stat"]).matches(&one_line).count(), 2);
+    drop(holder);
+    let _holder = answering("/run/ksf/accel/1.sock", &json!({ "error": HOSTILE }));
+    assert!(printed(&["accel", "status"]).contains(&one_line));
+}
+
+/// The sockets of folders in which others may put files are theirs.
+#[test]
+fn sockets_that_others_planted_are_no_servers() {
+    let Some(()) = support::private_network_and_run() else { return };
+    const STRANGER: Option<u32> = Some(65534);
+    let finds = |args: &[&str]| {
+        let output = run(args);
+        let text = format!("{}{}", stdout(&output), stderr(&output));
+        assert_eq!(text.contains("title"), output.status.success(), "{args:?}: {text}");
+        output.status.success()
+    };
+    for (folder, args, answer) in [
+        ("/run/ksf", &["stat"][..], hostile_server(1)),
+        ("/run/ksf/accel", &["accel", "status", "1"], hostile_holder()),
+    ] {
+        let path = Path::new(folder).join("1.sock");
+        fs::create_dir_all(folder).unwrap();
+        let _server = answering(path.to_str().unwrap(), &answer);
+        assert!(finds(args));
+        // As in /tmp, where all may put files.
+        fs::set_permissions(folder, Permissions::from_mode(0o1777)).unwrap();
+        assert!(finds(args));
+        chown(&path, STRANGER, None).unwrap();
+        assert!(!finds(args), "a socket of another user");
+        chown(&path, Some(0), None).unwrap();
+        chown(folder, STRANGER, None).unwrap();
+        assert!(!finds(args), "a folder of another user");
+        chown(folder, Some(0), None).unwrap();
+        fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
+        assert!(!finds(args), "a folder in which all may replace it");
+        fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+        let elsewhere = Path::new("/run/elsewhere");
+        fs::rename(&path, elsewhere).unwrap();
+        symlink(elsewhere, &path).unwrap();
+        lchown(&path, STRANGER, None).unwrap();
+        assert!(!finds(args), "a link of another user");
+        fs::remove_file(&path).unwrap();
+    }
+}
 
 #[test]
 fn stat_finds_the_only_server_and_asks_which_of_several() {

@@ -10,7 +10,7 @@ use ksf_accel::status::{self, ListenerStatus, Status as Program, WorkerCounters}
 use serde::Serialize;
 
 use super::run::failure;
-use crate::output::{Align, Failure, Status, json_line, print, table};
+use crate::output::{Align, Failure, Status, escaped, json_line, print, table};
 
 /// Schema name of the JSON form; the number goes up when a field changes its meaning or goes.
 const SCHEMA: &str = "ksf-accel/1";
@@ -43,7 +43,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<ExitCode, Failure> {
         let document = Document { schema: SCHEMA, programs };
         json_line(&document)?
     } else {
-        text(&programs)
+        text(&escaped(&programs))
     };
     print(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use super::one_line;
+use super::{escape, one_line};
 
 /// The exit statuses, in the order of the manual page's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl fmt::Display for Failure {
             line.push_str("; ");
             line.push_str(&one_line(&self.remedy));
         }
-        f.write_str(&line)
+        f.write_str(&escape(&line))
     }
 }
 
@@ -119,6 +119,8 @@ mod tests {
     fn a_failure_is_one_line() {
         let failure = Failure::new(Status::Config, "a\n  b").remedy("do\nthis");
         assert_eq!(failure.to_string(), "a b; do this");
+        let failure = Failure::new(Status::Config, "a\x1b[2J").remedy("b\u{9b}");
+        assert_eq!(failure.to_string(), r"a\x1b[2J; b\x9b");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! This module imports no other module of the command, so every command can use it.
 
+mod escape;
 mod failure;
 mod table;
 
@@ -10,6 +11,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+pub(crate) use escape::{escape, escaped};
 pub(crate) use failure::{EXIT_STATUSES, Failure, Status};
 pub(crate) use table::{Align, table};
 
@@ -40,12 +42,13 @@ pub(crate) fn json_pretty(document: &impl Serialize) -> Result<String, Failure> 
 }
 
 fn json(text: serde_json::Result<String>) -> Result<String, Failure> {
-    text.map(|json| json + "\n").map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
+    text.map(|json| escape::escape_json(&json) + "\n")
+        .map_err(|error| Failure::new(Status::Internal, format!("cannot write JSON: {error}")))
 }
 
-/// Says a line on standard error. That nobody reads it (a closed pipe) must not end a server.
+/// Says a line on standard error, [escaped](escape). That nobody reads it (a closed pipe) must not end a server.
 pub(crate) fn say(line: &dyn Display) {
-    let _ = writeln!(io::stderr().lock(), "ksf: {line}");
+    let _ = writeln!(io::stderr().lock(), "ksf: {}", escape(&line.to_string()));
 }
 
 /// Joins the lines of `text`, and runs of spaces, by single spaces.

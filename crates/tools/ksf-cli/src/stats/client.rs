@@ -12,7 +12,7 @@ use ksf::status_socket;
 
 use super::socket::{Request, folders};
 use super::{ServiceSnapshot, Snapshot, Value};
-use crate::output::{Align, Failure, Status, json_line, print, print_if_read, table};
+use crate::output::{Align, Failure, Status, escaped, json_line, print, print_if_read, table};
 
 /// Show the live counters of a running server
 #[derive(Debug, Args)]
@@ -42,11 +42,12 @@ pub(crate) fn run(args: &StatArgs) -> Result<(), Failure> {
     let path = server_path(args.server.as_deref())?;
     let mut before: Option<(Instant, Snapshot)> = None;
     loop {
-        let snapshot = ask(&path).map_err(|error| silent(&path, &error))?;
+        let mut snapshot = ask(&path).map_err(|error| silent(&path, &error))?;
         let now = Instant::now();
         let text = if args.json {
             json_line(&snapshot)?
         } else {
+            snapshot = escaped(&snapshot);
             let earlier = before.as_ref().map(|(then, old)| (now.duration_since(*then), old));
             text(&snapshot, earlier, args.all)
         };

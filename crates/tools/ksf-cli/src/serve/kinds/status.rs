@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 use ksf_nfs::Procedure;
 use serde::Serialize;
 
-use crate::output::{Align, Failure, Status, json_line, print, table};
+use crate::output::{Align, Failure, Status, escaped, json_line, print, table};
 use crate::stats::client::snapshot_of;
 use crate::stats::{ClientSnapshot, ServiceSnapshot, Snapshot};
 
@@ -73,6 +73,7 @@ impl StatusArgs {
     pub(super) fn run(self, protocol: Protocol) -> Result<ExitCode, Failure> {
         let StatusArgs { server, json } = self;
         let snapshot = snapshot_of(server.as_deref())?;
+        let snapshot = if json { snapshot } else { escaped(&snapshot) };
         let servers = servers(protocol, &snapshot);
         if servers.is_empty() {
             let kind = protocol.kind();
