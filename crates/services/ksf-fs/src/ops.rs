@@ -158,9 +158,11 @@ pub struct FsStat {
     pub available_files: u64,
 }
 
-/// What holds for names and links of a file system.
+/// Limits and rules of a file system for files, links and names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathConf {
+    /// Bytes of a regular file, at most.
+    pub file_size_max: u64,
     /// Links to one object, at most.
     pub link_max: u32,
     /// Bytes of a name, at most.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use ksf::pool::Chunk;
 use ksf_fs::{
-    Access, Attr, Changed, Credential, Cursor, Detail, Entry, FILE_SIZE_MAX, FileType, Found, Fs, FsError, Handle,
-    Lane, Linked, Listed, Renamed, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
+    Access, Attr, Changed, Credential, Cursor, Detail, Entry, FileType, Found, Fs, FsError, Handle, Lane, Linked,
+    Listed, Renamed, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
 };
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{Answered, RpcReply};
@@ -291,15 +291,9 @@ pub(crate) fn run(
             // How long this will not change: it may at once.
             out.put_u32(0);
         }),
-        Request::Fsinfo { root } => match fs.getattr(lane, root) {
-            Ok(attr) => {
-                put_status(out, Status::OK);
-                put_post_op_attr(out, Some(&attr));
-                put_sizes(out, transfer_bytes_max);
-                Status::OK
-            }
-            Err(error) => failed(out, error, |out| put_post_op_attr(out, None)),
-        },
+        Request::Fsinfo { root } => seen_results(out, fs.pathconf(lane, root), |out, conf| {
+            put_sizes(out, transfer_bytes_max, conf.file_size_max);
+        }),
         Request::Pathconf { object } => seen_results(out, fs.pathconf(lane, object), |out, conf| {
             out.put_u32(conf.link_max);
             out.put_u32(conf.name_max);
@@ -347,7 +341,7 @@ pub(crate) fn committed(out: &mut Vec<u8>, done: Changed<[u8; 8]>) -> Ran {
 }
 
 /// What FSINFO tells behind the attributes.
-fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32) {
+fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32, file_size_max: u64) {
     // READ and WRITE: greatest, best, and what lengths should be multiples of.
     for _ in 0..2 {
         out.put_u32(transfer_bytes_max);
@@ -356,7 +350,7 @@ fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32) {
     }
     // READDIR: best.
     out.put_u32(transfer_bytes_max.min(64 << 10));
-    out.put_u64(FILE_SIZE_MAX);
+    out.put_u64(file_size_max);
     put_time(out, TIME_DELTA);
     out.put_u32(PROPERTIES);
 }

@@ -17,11 +17,13 @@ use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{own_run_or_skip, program_or_skip, reads_at_once, skip, succeeds, wait_until};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, ftruncate, memfd_create, seek};
 
 const IO: u32 = 5;
+const FBIG: u32 = 27;
 const NOSPC: u32 = 28;
 const ROFS: u32 = 30;
+const MLINK: u32 = 31;
 const DQUOT: u32 = 69;
 
 const UNSTABLE: u32 = 0;
@@ -198,8 +200,40 @@ fn other_disk(kind: &str) -> Option<Disk> {
     Some(disk)
 }
 
-/// Cookies of listings, handles and the numbers of inodes are those of the file system: each has others.
-fn is_served(kind: &str) {
+/// `maxfilesize` of FSINFO and `linkmax` of PATHCONF.
+fn limits(client: &mut Client, root: &[u8]) -> (u64, u32) {
+    let sizes = client.done(19, &handle(root));
+    let mut r = XdrReader::new(&sizes);
+    Attr::read_option(&mut r).unwrap();
+    let _transfers: [u32; 7] = std::array::from_fn(|_| r.u32().unwrap());
+    let size_max = r.u64().unwrap();
+    let names = client.done(20, &handle(root));
+    let mut r = XdrReader::new(&names);
+    Attr::read_option(&mut r).unwrap();
+    (size_max, r.u32().unwrap())
+}
+
+/// Checks the limits against the kernel, which seeks to no offset above the size limit of a file.
+fn limits_are_exact(client: &mut Client, root: &[u8], (size_max, link_max): (u64, u32)) {
+    assert_eq!(limits(client, root), (size_max, link_max));
+    let file = client.create(root, "limits");
+    let local = File::open(data("limits")).unwrap();
+    assert_eq!(seek(&local, SeekFrom::Start(size_max)), Ok(size_max));
+    assert_eq!(write(client, &file, size_max, FILE_SYNC, b"x"), Err(FBIG));
+    if size_max < i64::MAX as u64 {
+        assert!(seek(&local, SeekFrom::Start(size_max + 1)).is_err(), "the kernel allows more");
+        write(client, &file, size_max - 1, FILE_SYNC, b"x").unwrap();
+    }
+    // Where making so many takes no minutes.
+    if link_max <= 65_535 {
+        (1..link_max).for_each(|number| fs::hard_link(data("limits"), data(&format!("l{number}"))).unwrap());
+        assert_eq!(client.nfs(15, &[handle(&file), named(root, "more")].concat()).0, MLINK);
+    }
+}
+
+/// Cookies of listings, handles and the numbers of inodes are those of the file system: each has others. So have limits: the size
+/// of a file, and its links.
+fn is_served(kind: &str, limits: (u64, u32)) {
     with_mounts(|| {
         let Some(disk) = other_disk(kind) else { return };
         let place = Place::new();
@@ -258,19 +292,40 @@ fn is_served(kind: &str) {
             }
         }
         assert!(listed.remove("moved") && listed == wanted);
+        limits_are_exact(&mut client, &root, limits);
         serving.stop();
         unmount();
     });
 }
 
 #[test]
+fn an_ext4_is_served() {
+    // Blocks of a file have numbers of 32 bits.
+    is_served("ext4", (u64::from(u32::MAX) * 4096, 65_000));
+}
+
+#[test]
 fn an_xfs_is_served() {
-    is_served("xfs");
+    is_served("xfs", (i64::MAX as u64, i32::MAX as u32));
 }
 
 #[test]
 fn a_btrfs_is_served() {
-    is_served("btrfs");
+    is_served("btrfs", (i64::MAX as u64, 65_535));
+}
+
+#[test]
+fn a_tmpfs_has_its_limits() {
+    with_mounts(|| {
+        fs::create_dir(DISK).unwrap();
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", DISK]);
+        let place = Place::new();
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        limits_are_exact(&mut client, &root, (i64::MAX as u64, i32::MAX as u32));
+        serving.stop();
+    });
 }
 
 #[test]

@@ -334,7 +334,8 @@ fn the_server_and_its_file_system_are_described() {
     Attr::read_option(&mut r).unwrap();
     let sizes: [u32; 7] = std::array::from_fn(|_| r.u32().unwrap());
     assert_eq!(sizes, [1 << 20, 1 << 20, 4096, 1 << 20, 1 << 20, 4096, 64 << 10]);
-    assert_eq!(r.u64().unwrap(), i64::MAX as u64);
+    // tests/media.rs has that of each file system.
+    assert!(r.u64().unwrap() <= i64::MAX as u64);
     assert_eq!([(); 3].map(|()| r.u32().unwrap()), [0, 1, 0x1b]);
     r.finish().unwrap();
     let rest = client.done(20, &handle(&root));

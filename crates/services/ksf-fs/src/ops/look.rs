@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{fstatfs, fstatvfs};
+use rustix::fs::{StatVfs, fstatfs, fstatvfs};
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
 use crate::attr::{Attr, FileType, Found, Seen};
@@ -16,9 +16,38 @@ use crate::layer::{Fs, Node, check_inside, checked_name, name_error, open_up};
 use crate::rights::Question;
 use crate::sys;
 
+/// ext2, ext3 and ext4 (statfs(2), `f_type`).
+const EXT4: i64 = 0xef53;
+const FAT: i64 = 0x4d44;
+
 /// Links of one object by the kind of the file system (statfs(2), `f_type`); 255 where it is not known here.
 const LINK_MAX: [(i64, u32); 4] =
-    [(0xef53, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
+    [(EXT4, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
+
+/// Size limit of a regular file by the kind of the file system. No system call returns it. xfs, btrfs and tmpfs have the kernel's
+/// own limit.
+fn file_size_max(kind: i64, block_bytes: u64) -> u64 {
+    match kind {
+        // Numbers of blocks have 32 bits.
+        EXT4 => block_bytes * u64::from(u32::MAX),
+        FAT => u64::from(u32::MAX),
+        _ => FILE_SIZE_MAX,
+    }
+}
+
+/// Counts of a file system in the units of [`FsStat`], each at most [`FILE_SIZE_MAX`].
+fn room(stat: &StatVfs) -> FsStat {
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize).min(FILE_SIZE_MAX);
+    let files = |files: u64| files.min(FILE_SIZE_MAX);
+    FsStat {
+        total_bytes: bytes(stat.f_blocks),
+        free_bytes: bytes(stat.f_bfree),
+        available_bytes: bytes(stat.f_bavail),
+        total_files: files(stat.f_files),
+        free_files: files(stat.f_ffree),
+        available_files: files(stat.f_favail),
+    }
+}
 
 /// Those of the rights that an export gives to anyone.
 pub(crate) fn possible(want: Access, export: &Export) -> Access {
@@ -128,22 +157,11 @@ impl Fs {
             Ok(node) => node,
             Err(error) => return Seen::failed(error),
         };
-        let result = fstatvfs(&*node.descriptor).map_err(FsError::from).map(|stat| {
-            let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize).min(FILE_SIZE_MAX);
-            let files = |files: u64| files.min(FILE_SIZE_MAX);
-            FsStat {
-                total_bytes: bytes(stat.f_blocks),
-                free_bytes: bytes(stat.f_bfree),
-                available_bytes: bytes(stat.f_bavail),
-                total_files: files(stat.f_files),
-                free_files: files(stat.f_ffree),
-                available_files: files(stat.f_favail),
-            }
-        });
+        let result = fstatvfs(&*node.descriptor).map_err(FsError::from).map(|stat| room(&stat));
         Seen { after: Some(node.attr), result }
     }
 
-    /// What holds for names and links of the object's file system.
+    /// Limits of the object's file system.
     pub fn pathconf(&self, lane: &mut Lane, handle: &Handle) -> Seen<PathConf> {
         let node = match self.node(lane, handle) {
             Ok(node) => node,
@@ -152,6 +170,7 @@ impl Fs {
         let result = fstatfs(&*node.descriptor).map_err(FsError::from).map(|stat| {
             let known = LINK_MAX.iter().find(|(kind, _)| *kind == stat.f_type);
             PathConf {
+                file_size_max: file_size_max(stat.f_type, u64::try_from(stat.f_bsize).unwrap_or(1)),
                 link_max: known.map_or(255, |(_, max)| *max),
                 name_max: u32::try_from(stat.f_namelen).unwrap_or(255),
                 no_trunc: true,
@@ -161,5 +180,47 @@ impl Fs {
             }
         });
         Seen { after: Some(node.attr), result }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_of_a_file_system_is_below_8_eib() {
+        let stat = |blocks, block_bytes, files| StatVfs {
+            f_bsize: 1 << 20,
+            f_frsize: block_bytes,
+            f_blocks: blocks,
+            f_bfree: blocks,
+            f_bavail: blocks,
+            f_files: files,
+            f_ffree: files,
+            f_favail: files,
+            f_fsid: 0,
+            f_flag: rustix::fs::StatVfsMountFlags::empty(),
+            f_namemax: 255,
+        };
+        for (blocks, block_bytes, files, expected) in [
+            (u64::MAX, 4096, u64::MAX, (FILE_SIZE_MAX, FILE_SIZE_MAX)),
+            // 8 EiB exactly, and a product of which 64 bits are 0.
+            (1 << 51, 4096, 1 << 63, (FILE_SIZE_MAX, FILE_SIZE_MAX)),
+            (1 << 52, 4096, 7, (FILE_SIZE_MAX, 7)),
+            ((1 << 51) - 1, 4096, FILE_SIZE_MAX - 1, (FILE_SIZE_MAX - 4095, FILE_SIZE_MAX - 1)),
+            (3, 512, 0, (1536, 0)),
+        ] {
+            let seen = room(&stat(blocks, block_bytes, files));
+            assert_eq!([seen.total_bytes, seen.free_bytes, seen.available_bytes], [expected.0; 3]);
+            assert_eq!([seen.total_files, seen.free_files, seen.available_files], [expected.1; 3]);
+        }
+    }
+
+    #[test]
+    fn size_limit_of_a_file_depends_on_the_file_system() {
+        assert_eq!(file_size_max(EXT4, 1024), (4 << 40) - 1024);
+        assert_eq!(file_size_max(EXT4, 4096), (16 << 40) - 4096);
+        assert_eq!(file_size_max(FAT, 4096), (4 << 30) - 1);
+        assert_eq!(file_size_max(0x5846_5342, 4096), FILE_SIZE_MAX);
     }
 }
