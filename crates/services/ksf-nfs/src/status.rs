@@ -92,3 +92,84 @@ impl From<ErrorKind> for Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ksf_fs::FsError;
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_has_the_status_of_the_rfc() {
+        for (kind, status) in [
+            (ErrorKind::NotPermitted, 1),
+            (ErrorKind::NotFound, 2),
+            (ErrorKind::Io, 5),
+            (ErrorKind::BadMode, 5),
+            (ErrorKind::NoDevice, 6),
+            (ErrorKind::Access, 13),
+            (ErrorKind::MountPoint, 13),
+            (ErrorKind::Busy, 13),
+            (ErrorKind::Exists, 17),
+            (ErrorKind::CrossesDevice, 18),
+            (ErrorKind::NotDirectory, 20),
+            (ErrorKind::IsDirectory, 21),
+            (ErrorKind::Invalid, 22),
+            (ErrorKind::WrongType, 22),
+            (ErrorKind::Symlink, 22),
+            (ErrorKind::TooBig, 27),
+            (ErrorKind::NoSpace, 28),
+            (ErrorKind::ReadOnly, 30),
+            (ErrorKind::TooManyLinks, 31),
+            (ErrorKind::NameTooLong, 63),
+            (ErrorKind::NotEmpty, 66),
+            (ErrorKind::Quota, 69),
+            (ErrorKind::Stale, 70),
+            (ErrorKind::BadHandle, 10_001),
+            (ErrorKind::NotSync, 10_002),
+            (ErrorKind::BadCookie, 10_003),
+            (ErrorKind::NotSupported, 10_004),
+            (ErrorKind::TryLater, 10_008),
+        ] {
+            assert_eq!(Status::from(kind), Status(status), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn each_number_of_the_kernel_has_the_status_of_the_rfc() {
+        for (errno, status) in [
+            (Errno::PERM, 1),
+            (Errno::NOENT, 2),
+            (Errno::IO, 5),
+            (Errno::NXIO, 6),
+            (Errno::NODEV, 6),
+            (Errno::ACCESS, 13),
+            (Errno::BUSY, 13),
+            (Errno::TXTBSY, 13),
+            (Errno::EXIST, 17),
+            (Errno::XDEV, 18),
+            (Errno::NOTDIR, 20),
+            (Errno::ISDIR, 21),
+            (Errno::INVAL, 22),
+            (Errno::LOOP, 22),
+            (Errno::FBIG, 27),
+            (Errno::NOSPC, 28),
+            (Errno::ROFS, 30),
+            (Errno::MLINK, 31),
+            (Errno::NAMETOOLONG, 63),
+            (Errno::NOTEMPTY, 66),
+            (Errno::DQUOT, 69),
+            (Errno::STALE, 70),
+            (Errno::OPNOTSUPP, 10_004),
+            (Errno::NFILE, 10_008),
+            (Errno::MFILE, 10_008),
+            (Errno::NOMEM, 10_008),
+            (Errno::AGAIN, 10_008),
+            // One that no operation is known to have.
+            (Errno::NOTTY, 5),
+        ] {
+            assert_eq!(Status::from(FsError::from(errno).kind()), Status(status), "{errno:?}");
+        }
+    }
+}

@@ -15,6 +15,8 @@ use nfs3_client::nfs3_types::xdr_codec::Opaque;
 use nfs3_client::{MountClient, Nfs3Client, RpcError};
 
 use crate::common::Place;
+use ksf::engine::EngineKind;
+use ksf_nfs::ExportSettings;
 use ksf_test::stream;
 
 /// A connection that waits, so that no future ever does.
@@ -202,5 +204,52 @@ fn another_client_understands_each_result_of_each_procedure() {
     assert_eq!(failed(client.fsstat(&dir.clone().into())).0, stale);
     assert_eq!(failed(client.fsinfo(&dir.clone().into())).0, stale);
     assert_eq!(failed(client.pathconf(&dir.into())).0, stale);
+    serving.stop();
+}
+
+#[test]
+fn another_client_understands_errors_of_limits() {
+    let place = Place::new();
+    let other = place.beside("other");
+    let exports = vec![place.export(), ExportSettings { path: other.clone(), ..place.export() }];
+    let serving = place.serve_all(EngineKind::Epoll, exports);
+    let connect = || Waits(stream::connect(serving.address()));
+    let auth = || opaque_auth::auth_unix(&auth_unix::default());
+    let mut mount = MountClient::new_with_auth(connect(), auth(), opaque_auth::default());
+    let [root, other] = [place.path(""), other].map(|path| {
+        let mounted = now(mount.mnt(dirpath(Opaque::borrowed(path.as_os_str().as_encoded_bytes())))).unwrap();
+        nfs_fh3 { data: Opaque::owned(mounted.fhandle.0.to_vec()) }
+    });
+    let mut client = Nfs3Client::new_with_auth(connect(), auth(), opaque_auth::default());
+    let how = createhow3::GUARDED(mode(0o640));
+    let file = done(client.create(&CREATE3args { where_: named(&root, "file"), how })).obj.unwrap();
+
+    let rename = RENAME3args { from: named(&root, "file"), to: named(&other, "file") };
+    let (status, fail) = failed(client.rename(&rename));
+    assert_eq!((status, fail.todir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
+    let link = LINK3args { file: file.clone(), link: named(&other, "file") };
+    let (status, fail) = failed(client.link(&link));
+    assert_eq!((status, fail.linkdir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
+
+    let offset = done(client.fsinfo(&root.clone().into())).maxfilesize;
+    let (stable, data) = (stable_how::UNSTABLE, Opaque::borrowed(b"x"));
+    let write = WRITE3args { file: file.clone(), offset, count: 1, stable, data };
+    let (status, fail) = failed(client.write(&write));
+    assert_eq!((status, fail.file_wcc.after.unwrap().size), (nfsstat3::NFS3ERR_FBIG, 0));
+
+    let (cookieverf, dircount) = (cookieverf3([0xff; 8]), 4096);
+    let readdir = |cookie, count| READDIR3args { dir: root.clone(), cookie, cookieverf, count };
+    let (status, fail) = failed(client.readdir(&readdir(1 << 40, 4096)));
+    assert_eq!((status, fail.dir_attributes.is_some()), (nfsstat3::NFS3ERR_BAD_COOKIE, true));
+    assert_eq!(failed(client.readdir(&readdir(0, 8))).0, nfsstat3::NFS3ERR_TOOSMALL);
+    let listing = |cookie, maxcount| READDIRPLUS3args { dir: root.clone(), cookie, cookieverf, dircount, maxcount };
+    assert_eq!(failed(client.readdirplus(&listing(1 << 40, 8192))).0, nfsstat3::NFS3ERR_BAD_COOKIE);
+    assert_eq!(failed(client.readdirplus(&listing(0, 8))).0, nfsstat3::NFS3ERR_TOOSMALL);
+
+    let long = "n".repeat(256);
+    let (status, fail) = failed(client.lookup(&LOOKUP3args { what: named(&root, &long) }));
+    assert_eq!((status, fail.dir_attributes.is_some()), (nfsstat3::NFS3ERR_NAMETOOLONG, true));
+    let mkdir = MKDIR3args { where_: named(&root, &long), attributes: mode(0o755) };
+    assert_eq!(failed(client.mkdir(&mkdir)).0, nfsstat3::NFS3ERR_NAMETOOLONG);
     serving.stop();
 }
