@@ -146,6 +146,30 @@ fn each_call_has_the_rights_of_its_user() {
 }
 
 #[test]
+fn groups_of_a_user_are_those_of_the_system_where_the_export_says_so() {
+    let Some(()) = root_or_skip("identities") else { return };
+    // daemon has group 1 on every system, and its calls do not say so.
+    const DAEMON: u32 = 1;
+    for (manage_gids, status) in [(true, OK), (false, ACCES)] {
+        let place = Place::new();
+        fs::write(place.path("file"), "text").unwrap();
+        chown(place.path("file"), None, Some(DAEMON)).unwrap();
+        fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o040)).unwrap();
+        let export = place.export_as(ExportOptions { manage_gids, ..ExportOptions::default() });
+        let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+        let mut client = serving.user(DAEMON, 65_534, &[]);
+        let root = client.mnt(&place.path("")).unwrap();
+        let file = client.lookup(&root, "file");
+        assert_eq!(client.nfs(6, &read_args(&file, 0, 4)).0, status, "manage_gids {manage_gids}");
+        // And a user is in no group for saying so.
+        let mut other = serving.user(65_533, 65_533, &[DAEMON]);
+        let status = if manage_gids { ACCES } else { OK };
+        assert_eq!(other.nfs(6, &read_args(&file, 0, 4)).0, status, "manage_gids {manage_gids}");
+        serving.stop();
+    }
+}
+
+#[test]
 fn squashed_users_are_the_anonymous_one() {
     let Some(()) = root_or_skip("identities") else { return };
     for (squash, uid, owner) in [
@@ -218,6 +242,32 @@ fn who_may_not_mount_is_told_at_mnt_and_at_every_call() {
     let (status, rest) = serving.client().nfs(4, &[handle(&root), words(&[1])].concat());
     assert_eq!((status, rest), (ACCES, words(&[0])));
     serving.stop();
+}
+
+#[test]
+fn clients_come_over_ipv6_and_exports_name_their_networks() {
+    let loopback = std::net::Ipv6Addr::LOCALHOST;
+    if std::net::TcpListener::bind((loopback, 0)).is_err() {
+        return skip("needs IPv6");
+    }
+    for engine in ksf_test::working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe) {
+        let place = Place::new();
+        let exports = [("open", "::1/128"), ("closed", "2001:db8::/32"), ("old", "0.0.0.0/0")].map(|(name, net)| {
+            let mut export = ExportSettings { path: place.beside(name), ..place.export() };
+            export.clients.add(net.parse().unwrap());
+            export
+        });
+        let [open, closed, old] = exports.clone().map(|export| export.path);
+        fs::write(open.join("file"), "text").unwrap();
+        let serving = place.serve_at(loopback.into(), engine, exports.into());
+        let mut client = serving.client();
+        let root = client.mnt(&open).unwrap();
+        let file = client.lookup(&root, "file");
+        assert!(client.done(6, &read_args(&file, 0, 4)).ends_with(b"text"));
+        assert_eq!(client.mnt(&closed), Err(ACCES));
+        assert_eq!(client.mnt(&old), Err(ACCES), "a network of IPv4");
+        serving.stop();
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod place;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,11 +40,16 @@ impl Place {
     }
 
     pub(crate) fn serve_all(&self, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
+        self.serve_at(Ipv4Addr::LOCALHOST.into(), engine, exports)
+    }
+
+    /// Serves on free ports of this address.
+    pub(crate) fn serve_at(&self, address: IpAddr, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
         let settings =
             Settings { files: self.files(exports), drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
         let nfs = Nfs::open(settings).unwrap();
         let service = Arc::new(nfs.service("nfs").unwrap());
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let any = SocketAddr::from((address, 0));
         let server = server(engine)
             .listen(ListenAddr::Tcp(any), Arc::clone(&service), None)
             .listen(ListenAddr::Udp(any), service, None)
