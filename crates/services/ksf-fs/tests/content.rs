@@ -218,3 +218,32 @@ fn a_write_that_finds_no_room_does_not_have_others_write_again() {
     };
     std::thread::scope(|scope| scope.spawn(full).join().unwrap());
 }
+
+/// The file layer holds descriptors of a file that it has read, written, and not brought to the medium.
+#[test]
+fn a_file_that_a_local_program_removes_gives_its_room_back() {
+    let inside = || {
+        let Some(()) = own_run_or_skip("a file system of its own") else { return };
+        fs::create_dir("/run/own").unwrap();
+        ksf_test::succeeds(&["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/run/own"]);
+        let lane = &mut Lane::attach().unwrap();
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let export = layer.add_export("/run/own".as_ref(), "/run/state".as_ref(), options).unwrap();
+        let free_blocks = || rustix::fs::statvfs("/run/own").unwrap().f_bfree;
+        let before = free_blocks();
+        for stable in [Stable::Unstable, Stable::FileSync] {
+            let how = CreateHow::Guarded(SetAttr::default());
+            let file = layer.create(lane, &root(), export.root(), b"file", &how).result.unwrap().handle;
+            layer.write(lane, &root(), &file, 0, &vec![1; 4 << 20], stable).result.unwrap();
+            layer.read(lane, &root(), &file, 0, 1, &mut Vec::new()).result.unwrap();
+            assert!(free_blocks() < before);
+            fs::remove_file("/run/own/file").unwrap();
+            assert!(free_blocks() < before, "a descriptor is open");
+            // The passes of 32 seconds: data that nobody commits is brought to the medium first.
+            (0..32).for_each(|_| settle(lane, &layer, &layer.close_idle()));
+            assert_eq!(free_blocks(), before, "{stable:?}");
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join().unwrap());
+}
