@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use ksf_proto::oncrpc::record::put_record;
 use ksf_proto::oncrpc::{CallHeader, NFS_PROGRAM, OpaqueAuth};
-use ksf_proto::p9::{NO_FID, NO_TAG, NO_UID, Names, Reply, Request, VERSION};
+use ksf_proto::p9::{Data, NO_FID, NO_TAG, NO_UID, Names, Reply, Request, VERSION};
 use ksf_proto::xdr::XdrWrite as _;
 use ksf_test::stream::connect;
 use ksf_test::{rpc, wait_until};
 
 use crate::support::export::{Calls, Place, opaque};
-use crate::support::{Folder, Server, engines, ksf};
+use crate::support::{Folder, Server, engines, ksf, value};
 
 const CONNECTIONS: usize = 1000;
 /// Longest reply of each service here.
@@ -93,6 +93,14 @@ impl Attack<'_> {
         pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * rustix::param::page_size()
     }
 
+    /// Threads of the process, without those that the kernel adds for io_uring (`iou-wrk-PID`), which it bounds.
+    fn threads(&self) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.server.pid())).unwrap();
+        // A thread that ends meanwhile has no name.
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+        names.filter(|name| !name.starts_with("iou-")).count()
+    }
+
     fn address(&self) -> SocketAddr {
         self.server.address(" tcp ")
     }
@@ -125,6 +133,10 @@ impl Attack<'_> {
     fn run_after(&self, greet: impl Fn(&mut TcpStream)) {
         let idle = self.resident_bytes();
         self.stays_within_the_bound(greet);
+        self.returns_memory(idle);
+    }
+
+    fn returns_memory(&self, idle: usize) {
         // Receive slots stay, and some of what is freed is returned only when there is more of it.
         let rest = shards() * (slot_bytes() + (16 << 20));
         wait_until(format_args!("{}: memory is returned", self.name), || {
@@ -136,11 +148,12 @@ impl Attack<'_> {
     fn stays_within_the_bound(&self, greet: impl Fn(&mut TcpStream)) {
         let bound = bound_bytes();
         self.ask("before");
-        let idle = self.resident_bytes();
+        let (idle, threads) = (self.resident_bytes(), self.threads());
         let mut most = 0;
         let mut look = || {
             most = most.max(self.resident_bytes().saturating_sub(idle));
             assert!(most <= bound + bound / 4, "{}: {most} bytes of {bound}", self.name);
+            assert_eq!(self.threads(), threads, "{}: threads", self.name);
         };
         let begin = |_| {
             let mut peer = connect(self.address());
@@ -172,6 +185,30 @@ impl Attack<'_> {
             look();
             self.ask("meanwhile");
         }
+    }
+
+    /// The server stays within its bound while peers send and reset their connections, and returns the memory afterwards.
+    fn run_with_resets(&self, greet: impl Fn(&mut TcpStream)) {
+        let bound = bound_bytes();
+        self.ask("before resets");
+        let idle = self.resident_bytes();
+        for at in 0..CONNECTIONS {
+            let mut peer = connect(self.address());
+            greet(&mut peer);
+            peer.set_nonblocking(true).unwrap();
+            let mut sent = 0;
+            while let Ok(bytes @ 1..) = peer.write(&self.request[sent..]) {
+                sent += bytes;
+            }
+            // RST in place of FIN.
+            rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+            drop(peer);
+            if at % 50 == 0 {
+                let more = self.resident_bytes().saturating_sub(idle);
+                assert!(more <= bound + bound / 4, "{}: {more} bytes of {bound} after resets", self.name);
+            }
+        }
+        self.returns_memory(idle);
     }
 }
 
@@ -269,22 +306,33 @@ fn nfs_takes_no_more_than_is_stated() {
     for engine in engines() {
         let place = Place::new();
         std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
-        let server = place.start(engine, "", &LIMITS);
+        let server = place.start(engine, ",squash=all,anon=0:0", &LIMITS);
         let address = server.address(" tcp ");
         let calls = Calls(address);
         let folder = calls.mount(place.export().to_str().unwrap());
         let file = calls.lookup(&folder, "long").unwrap();
-        // READ: the offset in two words, then how much.
-        let args = [opaque(&file), rpc::words(&[0, 0, REPLY_BYTES as u32])].concat();
-        let mut read = Vec::new();
-        put_record(&mut read, |out| {
-            let (xid, procedure, credential) = (1, 6, OpaqueAuth::NONE);
-            CallHeader { xid, program: NFS_PROGRAM, version: 3, procedure, credential }.put(out);
-            out.put(&args);
-        });
+        let written = calls.create(&folder, "written");
+        let call = |procedure, args: &[u8]| {
+            let mut call = Vec::new();
+            put_record(&mut call, |out| {
+                let (xid, credential) = (1, OpaqueAuth::NONE);
+                CallHeader { xid, program: NFS_PROGRAM, version: 3, procedure, credential }.put(out);
+                out.put(args);
+            });
+            call
+        };
         let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
         let small = (null, rpc::record(&rpc::accepted(1, &[0])));
-        Attack { name: format!("{engine}: nfs"), server: &server, request: read.repeat(4), small }.run();
+        // READ: the offset in two words, then how much.
+        let request = call(6, &[opaque(&file), rpc::words(&[0, 0, REPLY_BYTES as u32])].concat()).repeat(4);
+        Attack { name: format!("{engine}: nfs READ"), server: &server, request, small: small.clone() }.run();
+        // WRITE: UNSTABLE, behind the offset and the length.
+        let head = [opaque(&written), rpc::words(&[0, 0, REPLY_BYTES as u32, 0])].concat();
+        let request = call(7, &[head, opaque(&vec![b'x'; REPLY_BYTES])].concat()).repeat(2);
+        let attack = Attack { name: format!("{engine}: nfs WRITE"), server: &server, request, small };
+        attack.run();
+        attack.run_with_resets(|_| {});
+        assert!(value(&server.stat()["services"][0]["own"], "write_calls") > 0, "{engine}: nothing is written");
         server.stop();
     }
 }
@@ -294,7 +342,7 @@ fn ninep_takes_no_more_than_is_stated() {
     for engine in engines() {
         let place = Place::new();
         std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
-        let server = place.start_kind("9p", 0, engine, "", &LIMITS);
+        let server = place.start_kind("9p", 0, engine, ",squash=all,anon=0:0", &LIMITS);
         let message = |tag, request: Request<'_>| {
             let mut message = Vec::new();
             request.put(tag, &mut message).unwrap();
@@ -311,7 +359,8 @@ fn ninep_takes_no_more_than_is_stated() {
             version.clone(),
             message(1, Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: NO_UID }),
             message(1, Request::Walk { fid: 0, newfid: 1, names }),
-            message(1, Request::Lopen { fid: 1, flags: 0 }),
+            // To read and to write.
+            message(1, Request::Lopen { fid: 1, flags: 2 }),
         ];
         let greet = |peer: &mut TcpStream| {
             for request in &session {
@@ -326,7 +375,15 @@ fn ninep_takes_no_more_than_is_stated() {
         let read = |tag| message(tag, Request::Read { fid: 1, offset: 0, count: msize });
         let request = (1..=4).flat_map(read).collect();
         let small = (version.clone(), agreed);
-        Attack { name: format!("{engine}: 9p"), server: &server, request, small }.run_after(greet);
+        Attack { name: format!("{engine}: 9p Tread"), server: &server, request, small: small.clone() }.run_after(greet);
+        // As long as a message may be.
+        let data = vec![b'x'; REPLY_BYTES - 24];
+        let write = |tag| message(tag, Request::Write { fid: 1, offset: 0, data: Data(&data) });
+        let request = (1..=2).flat_map(write).collect();
+        let attack = Attack { name: format!("{engine}: 9p Twrite"), server: &server, request, small };
+        attack.run_after(greet);
+        attack.run_with_resets(greet);
+        assert!(value(&server.stat()["services"][0]["own"], "write_calls") > 0, "{engine}: nothing is written");
         server.stop();
     }
 }
