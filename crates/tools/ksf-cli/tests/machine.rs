@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::export::Place;
 use crate::support::{Folder, Running, Server, ksf, run, stderr, stdout, wait_until};
 use ksf::status_socket::{Served, StatusSocket};
 use rustix::process::Signal;
@@ -174,9 +175,14 @@ fn start_rpcbind() -> Running {
 
 /// What rpcbind knows about NFS (100003): lines of `rpcinfo -p`.
 fn registered() -> Vec<String> {
+    registrations_of("100003")
+}
+
+/// Lines of `rpcinfo -p` for a program.
+fn registrations_of(program: &str) -> Vec<String> {
     let output = Command::new("rpcinfo").args(["-p", "127.0.0.1"]).output().expect("rpcinfo starts");
     assert!(output.status.success(), "{}", stderr(&output));
-    stdout(&output).lines().filter(|line| line.contains(" 100003 ")).map(str::to_owned).collect()
+    stdout(&output).lines().filter(|line| line.split_whitespace().next() == Some(program)).map(str::to_owned).collect()
 }
 
 #[test]
@@ -202,4 +208,27 @@ fn programs_are_registered_for_as_long_as_the_server_runs() {
     server.stop();
     assert!(registered().is_empty(), "the entries are left behind");
     assert!(TcpStream::connect(("127.0.0.1", tcp)).is_err());
+}
+
+#[test]
+fn nfs_registers_its_program_for_tcp_alone_and_mount_for_datagrams_too() {
+    let Some(()) = support::private_network_and_run() else { return };
+    let _rpcbind = start_rpcbind();
+    let place = Place::new();
+    let mut server = place.start("epoll", "", &["--rpcbind", "--listen", "udp:127.0.0.1:0"]);
+    server.line_with(" ready");
+    let [tcp, udp] = [" tcp ", " udp "].map(|transport| server.address(transport).port().to_string());
+    // Version, transport and port of each.
+    let entries = |program| {
+        let mut entries: Vec<Vec<String>> = registrations_of(program)
+            .iter()
+            .map(|line| line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())
+            .collect();
+        entries.sort();
+        entries
+    };
+    assert_eq!(entries("100003"), [["3", "tcp", tcp.as_str()]]);
+    assert_eq!(entries("100005"), [["3", "tcp", tcp.as_str()], ["3", "udp", udp.as_str()]]);
+    server.stop();
+    assert!(["100003", "100005"].iter().all(|program| registrations_of(program).is_empty()), "entries are left");
 }
