@@ -85,15 +85,26 @@ fn tools_of_diod_list_and_read() {
 }
 
 /// A client that expects each request to be done. `None`: the connection has ended.
-struct Client(TcpStream);
+pub(crate) struct Client(TcpStream);
 
 impl Client {
     /// Attached as fid 0.
-    fn attached(server: &Server) -> Self {
+    pub(crate) fn attached(server: &Server) -> Self {
         let mut client = Self(ksf_test::stream::connect(server.address(" tcp ")));
         client.ask(Request::Version { msize: 1 << 20, version: VERSION }).unwrap();
         client.ask(Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: 0 }).unwrap();
         client
+    }
+
+    /// Makes a file in the root, which becomes fid 0.
+    pub(crate) fn create(&mut self, name: &str) -> Option<()> {
+        let name = name.as_bytes();
+        self.ask(Request::Lcreate { fid: 0, name, flags: 0o102, mode: 0o600, gid: NO_UID })
+    }
+
+    pub(crate) fn write_synced(&mut self, offset: u64, data: &[u8]) -> Option<()> {
+        self.ask(Request::Write { fid: 0, offset, data: Data(data) })?;
+        self.ask(Request::Fsync { fid: 0, datasync: 0 })
     }
 
     fn ask(&mut self, request: Request<'_>) -> Option<()> {
@@ -119,13 +130,11 @@ fn clients_of_9p_see_the_end_of_a_killed_server_and_what_was_synced_is_there() {
         let synced: Vec<AtomicUsize> = (0..CLIENTS).map(|_| AtomicUsize::new(0)).collect();
         let work = |number: usize| {
             let mut client = Client::attached(&server);
-            let name = format!("file {number}").into_bytes();
-            client.ask(Request::Lcreate { fid: 0, name: &name, flags: 0o102, mode: 0o600, gid: NO_UID }).unwrap();
+            client.create(&format!("file {number}")).unwrap();
             for at in 1.. {
                 // Each block has the number of its turn.
                 let (block, offset) = ([at as u8; 1000], 1000 * (at as u64 - 1));
-                let write = client.ask(Request::Write { fid: 0, offset, data: Data(&block) });
-                if write.and_then(|()| client.ask(Request::Fsync { fid: 0, datasync: 0 })).is_none() {
+                if client.write_synced(offset, &block).is_none() {
                     return;
                 }
                 synced[number].store(at, Ordering::SeqCst);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::accel_systemd::{cgroup2, probed};
+use crate::ninep;
 use crate::support::export::Calls;
 use crate::support::{Folder, Server, ksf, stderr, stdout};
 use ksf_test::{own_network_or_skip, program_or_skip, stream};
@@ -145,18 +146,24 @@ fn shipped_store_runs_in_the_sandbox_of_the_shipped_unit() {
     assert!(stderr(&output).contains("ReadWritePaths="), "{}", stderr(&output));
 }
 
-#[test]
-fn shipped_nfs_server_runs_in_the_sandbox_of_the_unit_for_it() {
-    let Some(sandbox) = Sandbox::new_or_skip() else { return };
-    let export = &sandbox.export;
-    let shipped = shipped("nfs");
-    let exports = format!("exports = [\"{},squash=none\"]", export.display());
+/// Starts a file server of the shipped file with the export of the sandbox, in the unit for it.
+fn start_file_server(sandbox: &Sandbox, kind: &str) -> Server {
+    let exports = format!("exports = [\"{},squash=none\"]", sandbox.export.display());
+    let shipped = shipped(kind);
     let key = |key: &str| if key.starts_with("exports") { exports.clone() } else { key.to_owned() };
     let file = shipped.lines().map(key).collect::<Vec<_>>().join("\n");
     let server = sandbox.start(&unit_with_nfs(), &file);
     // As callers, who are nobody here, and with handles that outlive it.
     assert!(!server.seen().iter().any(|line| line.contains("as the user of this process")), "{:?}", server.seen());
     assert!(!server.seen().iter().any(|line| line.contains("handles=")), "{:?}", server.seen());
+    server
+}
+
+#[test]
+fn shipped_nfs_server_runs_in_the_sandbox_of_the_unit_for_it() {
+    let Some(sandbox) = Sandbox::new_or_skip() else { return };
+    let export = &sandbox.export;
+    let server = start_file_server(&sandbox, "nfs");
     let calls = Calls(server.address(" tcp "));
     let root = calls.mount(export.to_str().unwrap());
     let made = calls.create(&root, "made");
@@ -164,6 +171,20 @@ fn shipped_nfs_server_runs_in_the_sandbox_of_the_unit_for_it() {
     assert_eq!(fs::read(export.join("made")).unwrap(), b"12345");
     assert_eq!(fs::metadata(export.join("made")).unwrap().uid(), 65_534);
     assert_eq!(sandbox.mode("state/nfs"), 0o700);
+    server.stop();
+}
+
+#[test]
+fn shipped_9p_server_runs_in_the_sandbox_of_the_unit_for_it() {
+    let Some(sandbox) = Sandbox::new_or_skip() else { return };
+    let server = start_file_server(&sandbox, "9p");
+    let mut client = ninep::Client::attached(&server);
+    client.create("made").unwrap();
+    client.write_synced(0, b"12345").unwrap();
+    assert_eq!(fs::read(sandbox.export.join("made")).unwrap(), b"12345");
+    assert_eq!(fs::metadata(sandbox.export.join("made")).unwrap().uid(), 0);
+    assert_eq!(sandbox.mode("state/9p"), 0o700);
+    assert!(sandbox.folder.path("runtime/9p").exists(), "the socket is elsewhere");
     server.stop();
 }
 
