@@ -2,11 +2,13 @@
 //! Root runs these tests as nobody, who has no capability.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use crate::ninep;
+use crate::support::export::{Calls, Place};
 use crate::support::{Folder, Server, ksf_for_all, private_network_and_run, stderr, stdout};
 
 const NOBODY: u32 = 65_534;
@@ -99,6 +101,55 @@ fn auto_serves_without_the_kernel_engine_and_says_why() {
         server.stop();
         assert!(!path.exists(), "the socket is left behind");
     }
+}
+
+#[test]
+fn file_servers_say_that_all_requests_have_their_own_rights() {
+    let user = User::new();
+    if !user.is_root {
+        return ksf_test::skip("needs root: another user than the one that asks");
+    }
+    const NOTE: &str = "as the user of this process";
+    let ends = |server: Server| {
+        let lines = server.stop();
+        assert_eq!(lines.iter().filter(|line| line.contains(NOTE)).count(), 1, "{lines:#?}");
+    };
+    let start = |kind: &str, place: &Place| {
+        for (path, mode) in [(place.export(), 0o755), (place.0.path("state"), 0o700)] {
+            fs::create_dir_all(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let [export, state] = [place.export(), place.0.path("state")].map(|path| path.to_str().unwrap().to_owned());
+        let export = format!("{export},squash=none");
+        let args = [kind, "--engine", "epoll", "--listen", "tcp:127.0.0.1:0", "--export", &export, "--state", &state];
+        let mut server = user.starts(&args, 1);
+        server.line_with(NOTE);
+        server
+    };
+    let is_nobodys = |place: &Place| {
+        let made = fs::metadata(place.export().join("made")).unwrap();
+        assert_eq!((made.uid(), made.gid()), (NOBODY, NOBODY));
+    };
+
+    let place = Place::new();
+    let server = start("nfs", &place);
+    let calls = Calls(server.address(" tcp "));
+    let root = calls.mount(place.export().to_str().unwrap());
+    let made = calls.create(&root, "made");
+    calls.write(&made, 0, 2, b"12345");
+    assert_eq!(fs::read(place.export().join("made")).unwrap(), b"12345");
+    is_nobodys(&place);
+    ends(server);
+
+    let place = Place::new();
+    let server = start("9p", &place);
+    let mut client = ninep::Client::attached(&server);
+    client.create("made").unwrap();
+    client.write_synced(0, b"12345").unwrap();
+    assert_eq!(fs::read(place.export().join("made")).unwrap(), b"12345");
+    is_nobodys(&place);
+    ends(server);
 }
 
 #[test]
