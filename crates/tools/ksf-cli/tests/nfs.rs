@@ -5,11 +5,14 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::export::{Calls, Place};
+use crate::support::export::{Calls, Place, opaque};
 use crate::support::{Server, engines, run, stderr, stdout, value};
-use ksf_test::rpc::{read_record, record};
-use ksf_test::{is_root, program_or_skip, stream};
+use ksf_proto::oncrpc::{NFS_PROGRAM, Reply};
+use ksf_proto::xdr::XdrWrite as _;
+use ksf_test::rpc::{self, read_record, record, words};
+use ksf_test::{is_root, program_or_skip, stream, wait_until};
 use rustix::process::Signal;
 
 /// One of libnfs' tools, with its words, which name a file of the server by `@NAME`. `None`: it is not here.
@@ -72,19 +75,52 @@ fn what_was_acknowledged_survives_kill_9_and_handles_with_it() {
     if !is_root() {
         return ksf_test::skip("handles that outlive the server need root");
     }
+    const WRITERS: usize = 8;
     for engine in engines() {
         let place = Place::new();
         let mut server = place.start(engine, ",squash=all,anon=0:0", &[]);
         let calls = Calls(server.address(" tcp "));
         let root = calls.mount(place.export().to_str().unwrap());
-        let file = calls.create(&root, "file");
-        calls.write(&file, 0, 2, b"12345");
-        calls.write(&file, 5, 0, b"12345");
-        calls.commit(&file);
-        server.signal(Signal::KILL);
+        let idle = calls.create(&root, "idle");
+        calls.write(&idle, 0, 2, b"12345");
+        calls.write(&idle, 5, 0, b"12345");
+        calls.commit(&idle);
+        let files: Vec<_> = (0..WRITERS).map(|number| calls.create(&root, &number.to_string())).collect();
+        let acknowledged: Vec<AtomicUsize> = (0..WRITERS).map(|_| AtomicUsize::new(0)).collect();
+        let work = |number: usize| {
+            let mut stream = stream::connect(server.address(" tcp "));
+            for turn in 1_u32.. {
+                // FILE_SYNC of a block that has the number of its turn.
+                let mut args = opaque(&files[number]);
+                args.put(&words(&[0, 1000 * (turn - 1), 1000, 2]));
+                args.put_opaque(&[turn as u8; 1000]);
+                let sent = stream.write_all(&record(&[rpc::call(turn, NFS_PROGRAM, 3, 7), args].concat()));
+                let Ok(Some(reply)) = sent.and_then(|()| read_record(&mut stream)) else { return };
+                assert_eq!(Reply::parse(&reply).unwrap().results[..4], [0; 4], "a WRITE is refused");
+                acknowledged[number].store(turn as usize, Ordering::SeqCst);
+            }
+        };
+        std::thread::scope(|scope| {
+            let work = &work;
+            (0..WRITERS).for_each(|number| drop(scope.spawn(move || work(number))));
+            let is_busy = || acknowledged.iter().all(|turns| turns.load(Ordering::SeqCst) > 5);
+            wait_until("each writer has replies", is_busy);
+            server.signal(Signal::KILL);
+            // All of them end: nobody waits for a reply that never comes.
+        });
         server.wait();
         let server = place.start(engine, ",squash=all,anon=0:0", &[]);
-        assert_eq!(Calls(server.address(" tcp ")).read(&file), b"1234512345", "{engine}");
+        let calls = Calls(server.address(" tcp "));
+        assert_eq!(calls.read(&idle), b"1234512345", "{engine}");
+        for (number, turns) in acknowledged.iter().enumerate() {
+            let turns = turns.load(Ordering::SeqCst);
+            let content = fs::read(place.export().join(number.to_string())).unwrap();
+            assert!(content.len() >= 1000 * turns, "{engine}: {} bytes of {turns} blocks", content.len());
+            let is_right = |(at, block): (usize, &[u8])| block.iter().all(|byte| *byte == (at + 1) as u8);
+            assert!(content.chunks(1000).take(turns).enumerate().all(is_right), "{engine}: another content");
+            // By the handle of the server that was killed.
+            assert!(calls.read(&files[number]).starts_with(&[1; 1000]), "{engine}");
+        }
         server.stop();
     }
 }
