@@ -178,6 +178,7 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf",
         "ksf-kecho",
         "ksf-serve",
+        "ksf-nfs",
         "ksf-9p",
         "ksf-doctor",
         "ksf-stat",
