@@ -6,4 +6,5 @@ mod large_folder;
 mod messages;
 mod model;
 mod pairs;
+mod schedules;
 mod session;

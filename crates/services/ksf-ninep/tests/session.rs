@@ -12,6 +12,7 @@ use ksf_fs::Length;
 use ksf_proto::p9::{Header, NO_TAG, Names, Reply, Request, VERSION};
 
 const RLERROR: u8 = 7;
+const RSTATFS: u8 = 9;
 const RLOPEN: u8 = 13;
 const RGETATTR: u8 = 25;
 const RXATTRWALK: u8 = 31;
@@ -258,6 +259,34 @@ fn a_client_that_does_not_read_is_bounded_and_holds_nobody_up() {
         assert_eq!(message.len(), BYTES + 11);
         assert!(!std::mem::replace(&mut seen[usize::from(tag)], true), "tag {tag} twice");
     }
+    serving.stop();
+}
+
+#[test]
+fn a_request_that_waits_holds_up_no_other_of_its_connection() {
+    const BYTES: u32 = 100_000;
+    let (_place, serving, mut client) = with_file(BYTES as usize);
+    let files = serving.ninep.files();
+    let (hold, held) = channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    // One lane is for short requests alone, so the last of these waits.
+    for _ in 0..LANES {
+        let held = Arc::clone(&held);
+        files.lanes.submit(0, Length::Long, 0, move |_| assert!(held.lock().unwrap().recv().is_err()));
+    }
+    let counters = || files.lane_counters();
+    ksf_test::wait_until("all lanes but one are held", || counters().running_jobs == LANES - 1);
+    client.send(1, read(BYTES));
+    ksf_test::wait_until("the read waits", || counters().queued_jobs == 2);
+    // One that needs a lane, and one that may be answered without.
+    client.send(2, Request::Statfs { fid: 1 });
+    client.send(3, Request::Getattr { fid: 1, mask: 0 });
+    let mut first = [client.next(), client.next()];
+    first.sort_unstable();
+    let is_waiting = counters().queued_jobs == 2;
+    drop(hold);
+    assert_eq!((first, is_waiting), ([(2, RSTATFS), (3, RGETATTR)], true));
+    assert_eq!(client.next(), (1, RREAD));
     serving.stop();
 }
 
