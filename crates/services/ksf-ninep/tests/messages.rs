@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
 use ksf_fs::Squash;
-use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Reply, Request, SetStat, open_flag, qid_kind};
+use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Names, Reply, Request, SetStat, open_flag, qid_kind};
 use ksf_test::{is_root, root_or_skip, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -407,6 +407,114 @@ fn names_are_made_moved_and_removed() {
     serving.stop();
 }
 
+/// Each request that has a name in a directory.
+fn with_name<'a>(dir: u32, file: u32, name: &'a [u8]) -> [Request<'a>; 8] {
+    let gid = NO_UID;
+    [
+        Request::Lcreate { fid: dir, name, flags: BOTH | open_flag::EXCLUSIVE, mode: 0o644, gid },
+        Request::Mkdir { dfid: dir, name, mode: 0o755, gid },
+        Request::Symlink { dfid: dir, name, target: b"x", gid },
+        Request::Mknod { dfid: dir, name, mode: 0o10_640, major: 0, minor: 0, gid },
+        Request::Link { dfid: dir, fid: file, name },
+        Request::Rename { fid: file, dfid: dir, name },
+        Request::Renameat { olddirfid: dir, oldname: name, newdirfid: ROOT, newname: b"new" },
+        Request::Unlinkat { dirfid: dir, name, flags: 0 },
+    ]
+}
+
+/// Each request that has a fid, with this one.
+fn with_fid(fid: u32) -> Vec<Request<'static>> {
+    let lock = Lock { kind: 1, flags: 0, start: 0, length: 10, process: 7, client: b"here" };
+    let found = GetLock { kind: 1, start: 0, length: 10, process: 7, client: b"here" };
+    let names = Names::default();
+    let others = [
+        Request::Walk { fid, newfid: 98, names },
+        Request::Lopen { fid, flags: 0 },
+        Request::Read { fid, offset: 0, count: 1 },
+        Request::Write { fid, offset: 0, data: Data(b"x") },
+        Request::Readdir { fid, offset: 0, count: 4096 },
+        Request::Readlink { fid },
+        Request::Getattr { fid, mask: 0 },
+        Request::Setattr { fid, to: SetStat::default() },
+        Request::Statfs { fid },
+        Request::Clunk { fid },
+        Request::Remove { fid },
+        Request::Fsync { fid, datasync: 0 },
+        Request::Lock { fid, lock },
+        Request::Getlock { fid, lock: found },
+        Request::Xattrwalk { fid, newfid: 98, name: b"" },
+        Request::Xattrcreate { fid, name: b"user.x", size: 1, flags: 0 },
+        Request::Link { dfid: ROOT, fid, name: b"new" },
+        Request::Rename { fid, dfid: ROOT, name: b"new" },
+        Request::Renameat { olddirfid: ROOT, oldname: b"file", newdirfid: fid, newname: b"new" },
+    ];
+    others.into_iter().chain(with_name(fid, ROOT, b"new")).collect()
+}
+
+#[test]
+fn each_message_fails_for_its_fids_and_names_and_changes_nothing() {
+    const FILE: u32 = 1;
+    const FOLDER: u32 = 2;
+    const LIST: u32 = 3;
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    fs::write(place.path("file"), "").unwrap();
+    fs::write(place.path("folder/inside"), "").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, FILE, "file").unwrap();
+    client.walk(ROOT, FOLDER, "folder").unwrap();
+    client.open(LIST, "folder", 0).unwrap();
+    let mut fails = |request, errors: &[i32]| {
+        let done = client.does(request);
+        assert!(done.is_err_and(|errno| errors.contains(&errno)), "{request:?}: {done:?}");
+    };
+    with_fid(99).into_iter().for_each(|request| fails(request, &[libc::EBADF]));
+    with_name(FILE, FILE, b"inside").into_iter().for_each(|request| fails(request, &[libc::ENOTDIR]));
+    let long = [b'n'; 256];
+    let names: [(&[u8], &[i32]); 6] = [
+        (b"", &[libc::EINVAL]),
+        (b"a/b", &[libc::EINVAL]),
+        (b"a\0b", &[libc::EINVAL]),
+        (&long, &[libc::ENAMETOOLONG]),
+        (b".", &[libc::EINVAL, libc::EEXIST]),
+        (b"..", &[libc::EINVAL, libc::EEXIST]),
+    ];
+    for (name, errors) in names {
+        with_name(FOLDER, FILE, name).into_iter().for_each(|request| fails(request, errors));
+        let to = Request::Renameat { olddirfid: FOLDER, oldname: b"inside", newdirfid: ROOT, newname: name };
+        fails(to, errors);
+    }
+    let made = |request: &Request<'_>| {
+        !matches!(request, Request::Rename { .. } | Request::Renameat { .. } | Request::Unlinkat { .. })
+    };
+    for request in with_name(FOLDER, FILE, b"inside").into_iter().filter(made) {
+        fails(request, &[libc::EEXIST]);
+    }
+    // What needs an open fid, with one that is not, and what needs one that is not, with one that is.
+    for request in [
+        Request::Read { fid: FILE, offset: 0, count: 1 },
+        Request::Write { fid: FILE, offset: 0, data: Data(b"x") },
+        Request::Readdir { fid: FOLDER, offset: 0, count: 4096 },
+        Request::Fsync { fid: FILE, datasync: 0 },
+    ] {
+        fails(request, &[libc::EBADF]);
+    }
+    fails(Request::Lopen { fid: LIST, flags: 0 }, &[libc::EINVAL]);
+    fails(Request::Xattrcreate { fid: LIST, name: b"user.x", size: 1, flags: 0 }, &[libc::EINVAL]);
+    fails(Request::Readlink { fid: FILE }, &[libc::EINVAL]);
+    fails(Request::Unlinkat { dirfid: LIST, name: b"none", flags: 0 }, &[libc::ENOENT]);
+    let mut left: Vec<_> = fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["file", "folder"]);
+    // By the fid of a directory that is open, and it is listed without the name then.
+    client.does(Request::Unlinkat { dirfid: LIST, name: b"inside", flags: 0 }).unwrap();
+    assert!(!place.path("folder/inside").exists());
+    let listed = client.list(LIST, 0, 4096).unwrap();
+    assert!(listed.iter().all(|(name, ..)| name != "inside"), "{listed:?}");
+    serving.stop();
+}
+
 #[test]
 fn attributes_are_set_as_far_as_they_are_valid() {
     let place = Place::new();
@@ -493,9 +601,23 @@ fn an_export_that_is_read_only_stays_as_it_is() {
         Request::Lopen { fid: 1, flags: WRITE },
         Request::Lopen { fid: 1, flags: 0o1000 },
         Request::Setattr { fid: 1, to: SetStat { valid: 1, mode: 0o777, ..SetStat::default() } },
+        Request::Lcreate { fid: ROOT, name: b"x", flags: WRITE, mode: 0o644, gid: 0 },
+        Request::Symlink { dfid: ROOT, name: b"x", target: b"file", gid: 0 },
+        Request::Mknod { dfid: ROOT, name: b"x", mode: 0o10_640, major: 0, minor: 0, gid: 0 },
+        Request::Link { dfid: ROOT, fid: 1, name: b"x" },
+        Request::Rename { fid: 1, dfid: ROOT, name: b"x" },
+        Request::Renameat { olddirfid: ROOT, oldname: b"file", newdirfid: ROOT, newname: b"x" },
     ] {
         assert_eq!(client.does(request), Err(libc::EROFS), "{request:?}");
     }
+    // These give their fids back.
+    client.walk(ROOT, 2, "file").unwrap();
+    assert_eq!(client.does(Request::Remove { fid: 2 }), Err(libc::EROFS));
+    client.walk(ROOT, 2, "file").unwrap();
+    client.does(Request::Xattrcreate { fid: 2, name: b"user.x", size: 1, flags: 0 }).unwrap();
+    client.does(Request::Write { fid: 2, offset: 0, data: Data(b"x") }).unwrap();
+    assert_eq!(client.clunk(2), Err(libc::EROFS));
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 1);
     client.does(Request::Lopen { fid: 1, flags: 0 }).unwrap();
     serving.stop();
 }
