@@ -45,11 +45,13 @@ fn rows(output: &Output) -> Vec<String> {
     assert!(output.status.success(), "{}:\n{table}{said}", output.status);
     // "store SET" is one cell, and so is "nfs READ 4 KiB".
     let words = |line: &str| {
-        line.replacen("| store ", "| store-", 1).replacen("| nfs ", "| nfs-", 1).replacen(" 4 KiB ", " ", 1)
+        let fronts = [("| store ", "| store-"), ("| nfs ", "| nfs-"), ("| 9p ", "| 9p-")];
+        let line = fronts.iter().fold(line.to_owned(), |line, (front, joined)| line.replacen(front, joined, 1));
+        line.replacen(" 4 KiB ", " ", 1)
     };
     let cells =
         |line: String| line.split_whitespace().filter(|cell| *cell != "|").map(str::to_owned).collect::<Vec<_>>();
-    let is_row = |line: &&str| ["| k", "| store ", "| nfs "].iter().any(|front| line.starts_with(front));
+    let is_row = |line: &&str| ["| k", "| store ", "| nfs ", "| 9p "].iter().any(|front| line.starts_with(front));
     let lines = table.lines().filter(is_row).map(words).map(cells);
     let row = |cells: Vec<String>| {
         let figures: Vec<f64> = cells[3..].iter().map(|cell| cell.parse().expect("a figure")).collect();
@@ -83,6 +85,7 @@ fn expected(output: &Output) -> Vec<String> {
     // Both are alike for files.
     let engine = store_engines(output)[0];
     rows.extend(["GETATTR", "READ", "WRITE"].map(|procedure| format!("nfs-{procedure} tcp {engine}")));
+    rows.push(format!("9p-getattr tcp {engine}"));
     rows
 }
 
