@@ -1,8 +1,9 @@
 //! Messages that no library would send: the holder neither ends nor keeps what it is sent.
 
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::common::*;
 use ksf_accel::{Level, Started};
 use ksf_accel_proto::message::{Answer, NO_WORKER, REQUEST_BYTES, Refusal, Request};
 use ksf_accel_proto::state::{VERSION, WORKERS_MAX};
+use rustix::process::Signal;
 
 /// Descriptors of this process, which has the holder in a thread. Tests run in one process, so only what is named
 /// after a kind that no other test uses is counted.
@@ -228,9 +230,21 @@ fn the_environments_token_admits_no_other_user() {
         let (socket, answer, files) = as_user(user, || hello_with(holder.name(), holder.token()));
         assert_eq!(refused(answer), Refusal::Token, "user {user}");
         assert!(files.is_empty(), "user {user} was given something");
-        let steal = Request::Steal { cookie: cookie(&own), worker: 0 };
+        let cookie = cookie(&own);
+        let steal = Request::Steal { cookie, worker: 0 };
         assert!(ask(socket.as_fd(), &steal.encode(), &[own.as_fd()]).is_none(), "user {user}: not hung up on");
+        // Nor without a greeting, though it has the listener.
+        let listen = Request::Listen { cookie, backlog: 1 };
+        let join = Request::Join { cookie, worker: NO_WORKER, tid: 1, cpu: -1 };
+        for request in [listen, join, Request::Leave { cookie, worker: 0, closed: 1 }, steal] {
+            let answer = as_user(user, || ask(connect(holder.name()).as_fd(), &request.encode(), &[own.as_fd()]));
+            let (answer, files) = answer.expect("an answer");
+            assert_eq!(refused(answer), Refusal::Token, "user {user}: {request:?}");
+            assert!(files.is_empty(), "user {user} was given something");
+        }
     }
+    let status = holder.status().unwrap();
+    assert_eq!((status.listeners.len(), status.workers.len()), (1, 1));
     still_serves(&holder);
 }
 
@@ -321,6 +335,26 @@ fn writing_shared_memory_takes_nothing_from_others_at_the_same_address() {
     assert!(counts.1 > 0 && counts.0 + counts.1 == 60, "{counts:?}");
 }
 
+/// A program that switches itself off or on, behind the holder's back.
+#[test]
+fn a_switch_in_shared_memory_is_the_programs_own() {
+    let Some((_holder, library)) = begin() else { return };
+    let other = start();
+    let others = Library::hello(&other);
+    let (own, theirs) = (listener("127.0.0.1:0"), listener("127.0.0.1:0"));
+    let cpu = cpus()[0];
+    let (place, their_place) = (library.ready(&own, cpu as i32), others.ready(&theirs, cpu as i32));
+    for on in [0, 1, u32::MAX] {
+        library.state().control.on.store(on, SeqCst);
+        let _clients = [&own, &theirs].map(|to| connect_from(cpu, to.local_addr().unwrap(), 3));
+        let (by_queue, by_listener) = if on == 0 { (0, 3) } else { (3, 0) };
+        assert_eq!((library.accept_own(&place).len(), accept_all(&own).len()), (by_queue, by_listener), "on = {on}");
+        assert_eq!(others.accept_own(&their_place).len(), 3, "on = {on}");
+    }
+    assert!(other.status().unwrap().on);
+    still_serves(&other);
+}
+
 /// All connections of 20 reach a listener of another user.
 fn takes_all(address: SocketAddr) {
     as_user(STRANGER, || {
@@ -331,10 +365,22 @@ fn takes_all(address: SocketAddr) {
         });
         let theirs = theirs.unwrap();
         theirs.set_nonblocking(true).unwrap();
-        let _clients = connect_from(cpus()[0], address, 20);
-        assert_eq!(accept_all(&theirs).len(), 20);
+        let (v4, v6) = (IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST));
+        let reached = match address.ip() {
+            ip if !ip.is_unspecified() => vec![ip],
+            IpAddr::V4(_) => vec![v4],
+            // Its sockets are for both.
+            IpAddr::V6(_) => vec![v4, v6],
+        };
+        for ip in reached {
+            let _clients = connect_from(cpus()[0], SocketAddr::new(ip, address.port()), 20);
+            assert_eq!(accept_all(&theirs).len(), 20, "{address} by {ip}");
+        }
     });
 }
+
+/// An address of each kind, also for both families.
+const ADDRESSES: [&str; 4] = ["127.0.0.1:8000", "[::1]:8000", "0.0.0.0:8000", "[::]:8000"];
 
 #[test]
 fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
@@ -342,22 +388,61 @@ fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
     for level in [Level::SkLookup, Level::ClassicBpf] {
         let holder = start_at(level);
         let library = Library::hello(&holder);
-        let own = listener("127.0.0.1:8000");
-        let address = own.local_addr().unwrap();
-        let place = library.ready(&own, cpus()[0] as i32);
-        // Closed, and nobody says so; the worker stays ready.
-        drop(own);
-        let Place { queue, .. } = place;
-        if level == Level::SkLookup {
-            takes_all(address);
-            assert!(accept_all(&queue).is_empty());
-            still_serves(&holder);
-        } else {
-            // It is bound to the port.
-            drop(queue);
-            takes_all(address);
+        for address in ADDRESSES {
+            let own = listener(address);
+            let address = own.local_addr().unwrap();
+            let place = library.ready(&own, cpus()[0] as i32);
+            // Closed, and nobody says so; the worker stays ready.
+            drop(own);
+            let Place { queue, .. } = place;
+            if level == Level::SkLookup {
+                takes_all(address);
+                assert!(accept_all(&queue).is_empty());
+                still_serves(&holder);
+            } else {
+                // It is bound to the port.
+                drop(queue);
+                takes_all(address);
+            }
+            wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
         }
-        wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
+    }
+}
+
+#[test]
+fn a_rule_ends_with_the_program_that_is_killed_or_runs_another() {
+    let Some(()) = own_network() else { return };
+    for level in [Level::SkLookup, Level::ClassicBpf] {
+        let holder = start_at(level);
+        for address in ADDRESSES {
+            for end in ["exec", "kill"] {
+                let env = [("HOLDER", holder.environment()), ("ADDRESS", address.to_owned())];
+                let mut program = Helper::start("hostile::helper_owns_a_listener", &env);
+                assert_eq!(program.hear(), "ready");
+                match end {
+                    "exec" => program.tell(end),
+                    _ => signal(program.pid(), Signal::KILL),
+                }
+                takes_all(address.parse().unwrap());
+                wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "a part of the test above"]
+fn helper_owns_a_listener() {
+    if !is_helper() {
+        return;
+    }
+    let library = hello_by_environment();
+    let own = listener(&std::env::var("ADDRESS").unwrap());
+    let _place = library.ready(&own, cpus()[0] as i32);
+    ksf_test::say("ready");
+    if listen().is_some() {
+        // All that it has is closed by that; it goes on for as long as its input is open.
+        panic!("{}", std::process::Command::new("cat").exec());
     }
 }
 
@@ -392,10 +477,11 @@ fn the_holder_keeps_no_socket_of_the_programs_that_the_program_has_closed() {
     let holder = start();
     let own = listener_with("127.0.0.1:8000", 128, |socket| socket.set_reuse_port(true).unwrap());
     let address = own.local_addr().unwrap();
-    let mut command = Helper::command("helper_joins_and_closes");
+    let mut command = Helper::command("hostile::helper_joins_and_closes");
     command.env("HOLDER", holder.environment()).stdin(std::os::fd::OwnedFd::from(own));
-    let _program = Running::start(command.stdout(std::process::Stdio::null()));
+    let mut program = Running::start(command.stdout(std::process::Stdio::piped()));
     drop(command);
+    program.out.with("closed");
     takes_all(address);
     wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
 }
@@ -415,6 +501,7 @@ fn helper_joins_and_closes() {
     // By bare system calls, as it were: nobody is told, and the ready bit stays.
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null").unwrap()).unwrap();
     drop((own, queue));
+    ksf_test::say("closed");
     std::thread::park();
 }
 
