@@ -1,19 +1,22 @@
 //! How connections end, as their peers see it: soon after the server decided it, on every engine, also for a peer that goes on
 //! sending.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::rig::*;
-use ksf::Server;
+use ksf::assist::Assist;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf_services::rpc;
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf_kernel::KernelService;
+use ksf_services::{echo::Echo, rpc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// What makes a connection end.
@@ -24,93 +27,213 @@ struct Way {
     /// What it sends on, without an end.
     goes_on: Vec<u8>,
     reads: bool,
-    server_ends: Option<fn(Ending)>,
+    /// The peers whose connections end connect after others.
+    connects_late: bool,
+    by: By,
     limits: Limits,
+}
+
+/// Who ends it.
+#[derive(Clone, Copy)]
+enum By {
+    Limits,
+    Refusal,
+    Panic,
+    Server(fn(Ending)),
+    /// Of a process of its own.
+    Kill,
+}
+
+/// A service that refuses connections or panics when it is told to.
+struct Awkward<S> {
+    inner: S,
+    acts: Arc<Acts>,
+}
+
+#[derive(Default)]
+struct Acts {
+    refuses: AtomicBool,
+    panics: AtomicBool,
+}
+
+impl<S: Service<Shard = (), Conn = (), Mode = Unlogged>> Service for Awkward<S> {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        self.inner.profile()
+    }
+
+    fn start(&self, turn: &mut Turn<'_>) -> io::Result<()> {
+        self.inner.start(turn)
+    }
+
+    fn accept(&self, shard: &mut (), peer: &Peer) -> Result<(), Refused> {
+        if self.acts.refuses.load(Ordering::SeqCst) { Err(Refused) } else { self.inner.accept(shard, peer) }
+    }
+
+    fn call(&self, shard: &mut (), conn: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        assert!(!self.acts.panics.load(Ordering::SeqCst), "it was told to");
+        self.inner.call(shard, conn, message, reply);
+    }
 }
 
 /// A server on a base engine, with the kernel half or without.
 enum Ending {
-    Kernel(Rig),
-    Base(Server),
+    Here { server: Server, kernel: Option<KernelService>, acts: Arc<Acts>, address: SocketAddr },
+    Apart { _server: Helper, address: SocketAddr },
 }
 
 impl Ending {
-    fn start(engine: EngineKind, kernel: bool, limits: Limits) -> Self {
-        if kernel {
-            return Self::Kernel(Rig::start_with(Spoken::Rpc, engine, "127.0.0.1:0", limits));
-        }
-        let mut table = rpc::ProgramTable::new();
-        table.register(rpc::Program::NFS_V3).unwrap();
-        let service = Arc::new(rpc::NullService::new("rpc", table));
+    fn start(spoken: Spoken, engine: EngineKind, kernel: bool, limits: Limits) -> Self {
+        let shards = ksf::cpus::choose(None).unwrap().len() as u32;
+        let kernel = kernel.then(|| load_with(spoken.builtin(), |options| options.shards = shards));
+        let assist = kernel.as_ref().map(|kernel| Arc::new(kernel.assist()) as Arc<dyn Assist>);
+        let acts = Arc::<Acts>::default();
         let listen = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());
-        Self::Base(Server::builder().engine(engine).limits(limits).listen(listen, service, None).start().unwrap())
-    }
-
-    fn server(&self) -> &Server {
-        match self {
-            Self::Kernel(rig) => &rig.server,
-            Self::Base(server) => server,
-        }
-    }
-
-    fn connect(&self) -> TcpStream {
-        match self {
-            Self::Kernel(rig) => rig.connect(),
-            Self::Base(server) => {
-                let ListenAddr::Tcp(at) = server.listeners()[0].addr else { panic!("no port") };
-                connect(at)
+        let builder = Server::builder().engine(engine).limits(limits);
+        let builder = match spoken {
+            Spoken::Echo => builder.listen(listen, Arc::new(Awkward { inner: Echo, acts: Arc::clone(&acts) }), assist),
+            Spoken::Rpc => {
+                let mut table = rpc::ProgramTable::new();
+                table.register(rpc::Program::NFS_V3).unwrap();
+                let inner = rpc::NullService::new("rpc", table);
+                builder.listen(listen, Arc::new(Awkward { inner, acts: Arc::clone(&acts) }), assist)
             }
-        }
+        };
+        let server = builder.start().unwrap();
+        let listener = &server.listeners()[0];
+        assert_eq!(listener.assisted, kernel.is_some());
+        let ListenAddr::Tcp(address) = listener.addr else { panic!("no port") };
+        Self::Here { server, kernel, acts, address }
+    }
+
+    fn start_apart(spoken: Spoken, engine: EngineKind, kernel: bool) -> Self {
+        let plan = format!("{} {engine} {kernel}", spoken.name());
+        let mut server = Helper::start("ends::helper_serves", &[(PLAN, plan)]);
+        let address = server.hear().parse().unwrap();
+        Self::Apart { _server: server, address }
+    }
+
+    fn address(&self) -> SocketAddr {
+        let (Self::Here { address, .. } | Self::Apart { address, .. }) = self;
+        *address
+    }
+
+    /// From now on connections end in this way.
+    fn change(&self, way: &Way) {
+        let Self::Here { server, acts, .. } = self else { return };
+        acts.refuses.store(matches!(way.by, By::Refusal), Ordering::SeqCst);
+        acts.panics.store(matches!(way.by, By::Panic), Ordering::SeqCst);
+        server.set_limits(&way.limits.clone().into());
     }
 
     fn drain(self) {
-        match self {
-            Self::Kernel(Rig { server, kernel, .. }) => {
-                server.drain().unwrap();
-                drop(kernel);
-            }
-            Self::Base(server) => {
-                server.drain().unwrap();
-            }
-        }
+        let Self::Here { server, kernel, .. } = self else { panic!("no server of this process") };
+        server.drain().unwrap();
+        drop(kernel);
     }
 }
 
-fn ways() -> Vec<Way> {
-    let call = || Spoken::Rpc.request(1);
-    let limits = Limits { linger_timeout_ms: 200, drain_timeout_ms: 300, ..Limits::default() };
+const PLAN: &str = "KSF_TEST_SERVER";
+
+/// Serves until it is killed, or its starter is gone.
+#[test]
+#[ignore = "the server that is killed"]
+fn helper_serves() {
+    if !is_helper() {
+        return;
+    }
+    let plan = std::env::var(PLAN).unwrap();
+    let [spoken, engine, kernel] = plan.split(' ').collect::<Vec<_>>()[..] else { panic!("{plan}") };
+    let engine = engines().into_iter().find(|kind| kind.name() == engine).unwrap();
+    let spoken = Spoken::from_name(spoken).unwrap();
+    let server = Ending::start(spoken, engine, kernel.parse().unwrap(), Limits::default());
+    say(server.address());
+    listen();
+}
+
+const PEERS: usize = 4;
+
+/// Of the limits below, each of which ends a connection within a second.
+const LIMIT_MS: u64 = 200;
+
+fn ways(spoken: Spoken) -> Vec<Way> {
+    let call = || spoken.request(1);
+    let load = call().repeat(1_000);
+    let limits = Limits { linger_timeout_ms: LIMIT_MS, drain_timeout_ms: LIMIT_MS, ..Limits::default() };
     let way = |what, sends: &[u8], goes_on: &[u8]| Way {
         what,
         sends: sends.to_vec(),
         goes_on: goes_on.to_vec(),
         reads: true,
-        server_ends: None,
+        connects_late: false,
+        by: By::Limits,
         limits: limits.clone(),
     };
-    let slow = |way: Way| Way { limits: Limits { assembly_timeout_ms: 200, ..limits.clone() }, ..way };
-    let (endless, zeros) = (u32::MAX.to_be_bytes(), [0; 64 << 10]);
-    let unread = Limits { send_timeout_ms: 200, ..limits.clone() };
-    let idle = Limits { idle_timeout_ms: 200, ..limits.clone() };
-    let of_server = |way: Way, ends: fn(Ending)| Way { server_ends: Some(ends), ..way };
-    vec![
-        way("a record that is too long", &endless, &[]),
-        way("a record that is too long, on and on", &endless, &zeros),
-        way("too many fragments", &[], &[0, 0, 0, 1, 7].repeat(10_000)),
-        slow(way("a record that stops", &call()[..20], &[])),
-        slow(way("a call that stops in its mark", &[0x80, 0], &[])),
-        Way { reads: false, limits: unread, ..way("replies that are not read", &[], &call().repeat(1_000)) },
+    let by = |by, way: Way| Way { by, ..way };
+    let late = |way: Way| Way { connects_late: true, ..way };
+    let unread = |way: Way| Way { reads: false, ..way };
+    let slow_peer = Limits { send_timeout_ms: LIMIT_MS, ..limits.clone() };
+    let idle = Limits { idle_timeout_ms: LIMIT_MS, ..limits.clone() };
+    let crowded = Limits { connections_max: PEERS, ..limits.clone() };
+    let mut ways = vec![
+        Way { limits: slow_peer, ..unread(way("replies that are not read", &[], &load)) },
         Way { limits: idle, ..way("nothing more", &[], &[]) },
-        of_server(way("a drain", &[], &[]), Ending::drain),
-        of_server(way("a drain in a record", &call()[..20], &[]), Ending::drain),
-        of_server(way("a drain under load", &[], &call().repeat(1_000)), Ending::drain),
-        of_server(way("the end of the server", &[], &[]), drop),
-        of_server(way("the end of the server in a record", &call()[..20], &[]), drop),
-        of_server(way("the end of the server under load", &[], &call().repeat(1_000)), drop),
-    ]
+        Way { limits: crowded.clone(), ..late(way("too many connections", &[], &[])) },
+        Way { limits: crowded, ..late(way("too many connections under load", &[], &load)) },
+        by(By::Refusal, late(way("a refusal", &[], &[]))),
+        by(By::Refusal, late(way("a refusal under load", &[], &load))),
+        by(By::Panic, way("a panic", &[], &load)),
+        by(By::Server(Ending::drain), way("a drain", &[], &[])),
+        by(By::Server(Ending::drain), way("a drain under load", &[], &load)),
+        by(By::Server(drop), way("the end of the server", &[], &[])),
+        by(By::Server(drop), way("the end of the server under load", &[], &load)),
+        by(By::Server(drop), unread(way("the end of the server with unread replies", &[], &load))),
+        by(By::Kill, way("a kill", &[], &[])),
+        by(By::Kill, way("a kill under load", &[], &load)),
+        by(By::Kill, unread(way("a kill with unread replies", &[], &load))),
+    ];
+    if spoken == Spoken::Rpc {
+        let (endless, zeros) = (u32::MAX.to_be_bytes(), [0; 64 << 10]);
+        let part = [&(0x8000_0000_u32 | (100 << 10)).to_be_bytes()[..], &[0; 20 << 10]].concat();
+        let slow = Limits { assembly_timeout_ms: LIMIT_MS, ..limits.clone() };
+        let short = Limits { assembly_bytes_max: 1 << 10, pressure_timeout_ms: LIMIT_MS, ..limits.clone() };
+        ways.extend([
+            way("a record that is too long", &endless, &[]),
+            way("a record that is too long, on and on", &endless, &zeros),
+            way("too many fragments", &[], &[0, 0, 0, 1, 7].repeat(10_000)),
+            Way { limits: slow.clone(), ..way("a record that stops", &call()[..20], &[]) },
+            Way { limits: slow, ..way("a call that stops in its mark", &[0x80, 0], &[]) },
+            Way { limits: short, ..late(way("no memory for a record that stops", &part, &[])) },
+            by(By::Server(Ending::drain), way("a drain in a record", &call()[..20], &[])),
+            by(By::Server(drop), way("the end of the server in a record", &call()[..20], &[])),
+            by(By::Kill, way("a kill in a record", &call()[..20], &[])),
+        ]);
+    }
+    ways
 }
 
-/// Sends and reads until the connection has ended: for one that sends, until it cannot any more.
+/// True if the server has closed its end, and what is left of that in the kernel waits for this peer's, for a minute.
+fn is_forgotten(peer: &TcpStream) -> bool {
+    let end = |address: io::Result<SocketAddr>| format!("0100007F:{:04X}", address.unwrap().port());
+    let Ok(server) = peer.peer_addr() else { return false };
+    let ends = [end(Ok(server)), end(peer.local_addr())];
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    // FIN_WAIT2, with the timer of TIME_WAIT (proc_net_tcp.rst): no socket any more.
+    let is_it = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields[1..3] == ends && fields[3] == "05" && fields[5].starts_with("03:")
+    };
+    table.lines().skip(1).any(is_it)
+}
+
+/// Sends and reads until the connection has ended: for one that sends, until it cannot any more. A peer that can neither
+/// send nor read while the kernel has forgotten the server's socket has a window that never opens: it would be reset a
+/// minute later. In a soak the end comes within a second after its limit.
 fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
+    let patience = effort(PATIENCE, Duration::from_secs(2));
     peer.set_nonblocking(true).unwrap();
     let begun = Instant::now();
     let (mut saw_end, mut block) = (false, &way.goes_on[..]);
@@ -118,10 +241,11 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, way.reads && !saw_end);
         flags.set(PollFlags::OUT, !way.goes_on.is_empty());
-        // Far less than the kernel's own patience with a peer that is not answered.
         let left =
-            PATIENCE.checked_sub(begun.elapsed()).unwrap_or_else(|| panic!("{what}: the connection does not end"));
-        poll(&mut [PollFd::new(&*peer, flags)], Some(&Timespec::try_from(left).unwrap())).unwrap();
+            patience.checked_sub(begun.elapsed()).unwrap_or_else(|| panic!("{what}: the connection does not end"));
+        let look = Timespec::try_from(left.min(Duration::from_secs(1))).unwrap();
+        let moved = poll(&mut [PollFd::new(&*peer, flags)], Some(&look)).unwrap();
+        assert!(moved > 0 || !is_forgotten(peer), "{what}: the peer waits for a time limit of the kernel");
         let mut buf = [0; 16 << 10];
         if way.reads && !saw_end {
             match peer.read(&mut buf) {
@@ -140,42 +264,72 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
     }
 }
 
-#[test]
-fn every_end_reaches_its_peer_soon() {
+fn end_in_each_way(spoken: Spoken) {
     let Some(()) = root_or_skip("eBPF") else { return };
     for engine in engines() {
         for kernel in [true, false] {
-            for way in ways() {
-                let what = format!("{} on {engine}, kernel half: {kernel}", way.what);
-                in_new_network(|| {
-                    let server = Ending::start(engine, kernel, Limits::default());
-                    let mut peers: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect();
-                    for (number, peer) in peers.iter_mut().enumerate() {
-                        // Some have been with the kernel half for a while.
-                        for _ in 0..number * 4 {
-                            send_all(peer, &Spoken::Rpc.request(1));
-                            assert_eq!(read_exactly(peer, Spoken::Rpc.reply(1).len()), Spoken::Rpc.reply(1), "{what}");
-                        }
-                        send_all(peer, &way.sends);
-                    }
-                    // Only now: no pause of this test ends a connection before.
-                    server.server().set_limits(&way.limits.clone().into());
-                    thread::scope(|scope| {
-                        let (way, what) = (&way, &what[..]);
-                        let spawn = |peer| scope.spawn(move || until_end(peer, way, what));
-                        let ends: Vec<_> = peers.iter_mut().map(spawn).collect();
-                        let kept = match way.server_ends {
-                            Some(ends) => {
-                                ends(server);
-                                None
-                            }
-                            None => Some(server),
-                        };
-                        ends.into_iter().for_each(|end| end.join().unwrap());
-                        drop(kept);
-                    });
-                });
+            for way in ways(spoken) {
+                let what = format!("{}: {} on {engine}, kernel half: {kernel}", spoken.name(), way.what);
+                in_new_network(|| end_in(&way, spoken, engine, kernel, &what));
             }
         }
     }
+}
+
+fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &str) {
+    // A change of the limits reaches the shards a little later: connections may come before.
+    let limits = if way.connects_late { way.limits.clone() } else { Limits::default() };
+    let server = match way.by {
+        By::Kill => Ending::start_apart(spoken, engine, kernel),
+        _ => Ending::start(spoken, engine, kernel, limits),
+    };
+    let mut peers: Vec<TcpStream> = (0..PEERS).map(|_| connect(server.address())).collect();
+    for (number, peer) in peers.iter_mut().enumerate() {
+        // Some have been with the kernel half for a while. All are accepted.
+        for _ in 0..1 + number * 4 {
+            send_all(peer, &spoken.request(1));
+            assert_eq!(read_exactly(peer, spoken.reply(1).len()), spoken.reply(1), "{what}");
+        }
+        if !way.connects_late {
+            send_all(peer, &way.sends);
+        }
+    }
+    // Only now: no pause of this test ends a connection before.
+    server.change(way);
+    let mut late: Vec<TcpStream> = Vec::new();
+    if way.connects_late {
+        late.extend((0..PEERS).map(|_| connect(server.address())));
+        for peer in &mut late {
+            // It may have ended already.
+            let _ = peer.write_all(&way.sends);
+        }
+    }
+    let ending = if way.connects_late { &mut late } else { &mut peers };
+    thread::scope(|scope| {
+        let spawn = |peer| scope.spawn(move || until_end(peer, way, what));
+        let ends: Vec<_> = ending.iter_mut().map(spawn).collect();
+        let kept = match way.by {
+            By::Server(ends) => {
+                ends(server);
+                None
+            }
+            By::Kill => {
+                drop(server);
+                None
+            }
+            By::Limits | By::Refusal | By::Panic => Some(server),
+        };
+        ends.into_iter().for_each(|end| end.join().unwrap());
+        drop(kept);
+    });
+}
+
+#[test]
+fn every_end_reaches_its_peer_soon() {
+    end_in_each_way(Spoken::Rpc);
+}
+
+#[test]
+fn every_end_without_framing_reaches_its_peer_soon() {
+    end_in_each_way(Spoken::Echo);
 }

@@ -42,7 +42,7 @@ impl Spoken {
         [Self::Echo, Self::Rpc].into_iter().find(|spoken| spoken.name() == name)
     }
 
-    fn builtin(self) -> Builtin {
+    pub(crate) fn builtin(self) -> Builtin {
         match self {
             Self::Echo => Builtin::Echo,
             Self::Rpc => Builtin::RpcNull,
