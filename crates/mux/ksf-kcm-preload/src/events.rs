@@ -140,7 +140,7 @@ pub(crate) unsafe fn wait(
     timeout: Option<Duration>,
     signals: *const sigset_t,
 ) -> Option<c_int> {
-    if !is_used() {
+    if !is_used() || !ownership::is_owner() {
         return None;
     }
     // A signal between two looks would not end the call: it comes during one.

@@ -447,7 +447,7 @@ hooks! {
 
     /// syscall(2): bpf has no function of its own
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long = |real| {
-        if number == libc::SYS_bpf {
+        if number == libc::SYS_bpf && ownership::is_owner() {
             let _blocked = Blocked::all();
             // SAFETY: the kernel demands of the caller's attributes what this does.
             unsafe { program::about_to_load(a, b, c) }.map(|program| {
@@ -549,11 +549,13 @@ unsafe fn select_by_poll(
         return None;
     }
     let blocked = Blocked::all();
-    let all = numbers.map(|fd| pollfd { fd, events: asked_of(fd), revents: 0 });
-    let mut polled: Vec<_> = all.filter(|polled| polled.events != 0).collect();
-    let asked = polled.clone();
+    // On the stack: a child of `_Fork` may not wait for the allocator's lock.
+    let mut polled = [pollfd { fd: -1, events: 0, revents: 0 }; libc::FD_SETSIZE];
+    let asked = numbers.filter(|fd| asked_of(*fd) != 0);
+    let count = polled.iter_mut().zip(asked).map(|(place, fd)| (place.fd, place.events) = (fd, asked_of(fd))).count();
+    let polled = &mut polled[..count];
     // SAFETY: the signals are as the contract says.
-    let result = watch::watch(&mut polled, timeout, unsafe { signals.as_ref() }, &blocked)?;
+    let result = watch::watch(polled, timeout, unsafe { signals.as_ref() }, &blocked)?;
     if result < 0 {
         return Some(result);
     }
@@ -561,8 +563,8 @@ unsafe fn select_by_poll(
     for (set, events, answers) in sets.into_iter().filter(|(set, ..)| !set.is_null()) {
         // SAFETY: as above.
         unsafe { libc::FD_ZERO(set) };
-        for (polled, asked) in polled.iter().zip(&asked) {
-            if asked.events & events != 0 && polled.revents & answers != 0 {
+        for polled in &*polled {
+            if polled.events & events != 0 && polled.revents & answers != 0 {
                 // SAFETY: as above.
                 unsafe { libc::FD_SET(polled.fd, set) };
                 found += 1;

@@ -12,6 +12,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -21,7 +22,7 @@ use ksf_mux::ConnectionId;
 
 use crate::signals::Blocked;
 use crate::table::{self, Entry, lock};
-use crate::{events, kcm, keeper, notice};
+use crate::{events, kcm, keeper, notice, program};
 
 /// The process whose memory this is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -35,12 +36,13 @@ pub(crate) fn is_owner() -> bool {
 /// The error for a message socket of another process. The first is explained.
 pub(crate) fn refuse(fd: c_int) -> c_int {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    notice::once(&TOLD, || {
-        format!(
+    notice::once(
+        &TOLD,
+        format_args!(
             "descriptor {fd} is a message socket of the process that opened it, and of no other: it cannot be used \
              after fork or exec, nor where it was passed to (EOPNOTSUPP)"
-        )
-    });
+        ),
+    );
     libc::EOPNOTSUPP
 }
 
@@ -89,8 +91,19 @@ pub(crate) fn mark(fd: BorrowedFd<'_>) {
 pub(crate) fn is_marked(fd: RawFd) -> bool {
     // SAFETY: reads a number of the open file. No memory is involved.
     let mark = unsafe { libc::fcntl(fd, GETSIG) };
-    let name = || rustix::fs::readlink(format!("/proc/self/fd/{fd}"), Vec::new());
-    mark == MARK && name().is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventpoll]")
+    mark == MARK && is_epoll_set(fd).unwrap_or(false)
+}
+
+/// Without memory of the allocator, whose lock a thread may hold that a child of `_Fork` has not.
+fn is_epoll_set(fd: RawFd) -> std::io::Result<bool> {
+    let mut path = [0; 32];
+    let mut rest = &mut path[..];
+    write!(rest, "/proc/self/fd/{fd}")?;
+    let left = rest.len();
+    let path = &path[..path.len() - left];
+    let mut name = [std::mem::MaybeUninit::uninit(); 32];
+    let (name, _) = rustix::fs::readlinkat_raw(rustix::fs::CWD, path, &mut name)?;
+    Ok(name == b"anon_inode:[eventpoll]")
 }
 
 /// Called by the loader, before the program's own code.
@@ -145,6 +158,8 @@ struct Locks {
     groups: kcm::Locked,
     copies: MutexGuard<'static, BTreeMap<(usize, u64), Copy>>,
     keeper: keeper::Locked,
+    _programs: program::Locked,
+    _attached: ksf_mux::AttachedLocked,
 }
 
 thread_local! {
@@ -161,6 +176,8 @@ extern "C" fn before_fork() {
         groups: kcm::locked(),
         copies: lock(&COPIES),
         keeper: keeper::locked(),
+        _programs: program::locked(),
+        _attached: ksf_mux::AttachedLocked::new(),
     };
     let held = Held { locks, _blocked: blocked };
     let _ = HELD.try_with(|place| **place.borrow_mut() = Some(held));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use ksf_mux::kcm::{KcmStats, proc_net_kcm, proc_net_kcm_stats};
 
 use crate::kcm::GROUPS;
+use crate::ownership;
 use crate::signals::Blocked;
 use crate::table::lock;
 
@@ -16,13 +17,13 @@ fn stats() -> Vec<KcmStats> {
     sockets.iter().map(|kcm| kcm.socket.stats()).collect()
 }
 
-/// True if a path names one of them.
+/// True if a path names one of them. Never in a child of vfork or `_Fork`: it may not wait for the locks.
 ///
 /// # Safety
 ///
 /// `path` is null or a string.
 pub(crate) unsafe fn is_ours(path: *const c_char) -> bool {
-    if path.is_null() {
+    if path.is_null() || !ownership::is_owner() {
         return false;
     }
     // SAFETY: it is a string.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_long};
 use std::os::fd::IntoRawFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use ksf_bpf_framing::{FramingOptions, FramingProgram};
 use rustix::event::{EventfdFlags, eventfd};
@@ -71,9 +71,16 @@ static KNOWN: Mutex<BTreeMap<Name, Arc<FramingProgram>>> = Mutex::new(BTreeMap::
 /// Enough for any program; one that loads for ever gets no larger.
 const KNOWN_MAX: usize = 1024;
 
+/// The programs, locked while no handler can run.
+pub(crate) type Locked = MutexGuard<'static, BTreeMap<Name, Arc<FramingProgram>>>;
+
+pub(crate) fn locked() -> Locked {
+    lock(&KNOWN)
+}
+
 /// What the kernel calls the thing behind a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Name {
+pub(crate) enum Name {
     /// A program that was loaded.
     Program(u32),
     /// What stands for one where none may be loaded.
@@ -94,12 +101,13 @@ pub(crate) fn of_descriptor(fd: c_int) -> Result<Arc<FramingProgram>, c_int> {
         (None, Name::StandIn(_)) => Err(libc::EINVAL),
         (None, Name::Program(number)) => {
             static TOLD: AtomicBool = AtomicBool::new(false);
-            notice::once(&TOLD, || {
-                format!(
+            notice::once(
+                &TOLD,
+                format_args!(
                     "the framing program of descriptor {fd} (number {number}) was loaded by another process, or not by \
                      a function of libc: its instructions are not known (ENOEXEC)"
-                )
-            });
+                ),
+            );
             Err(libc::ENOEXEC)
         }
     }

@@ -56,12 +56,12 @@ pub(crate) fn find(fd: c_int) -> Option<Entry> {
     if !may_have(fd) {
         return None;
     }
-    let entry = lock(&TABLE).get(&fd).cloned()?;
-    match entry {
-        // In a child of vfork or clone, which may have closed it since and uses the number for something else.
-        Entry::Kcm(_) | Entry::Tcp(_) if !ownership::is_owner() => ownership::is_marked(fd).then_some(Entry::Inherited),
-        entry => Some(entry),
+    if !ownership::is_owner() {
+        // A child of vfork or `_Fork`. Its descriptor may be another than the table's. A thread that it has not may hold the
+        // lock for ever, and it must not become the last holder of an entry of the parent's.
+        return ownership::is_marked(fd).then_some(Entry::Inherited);
     }
+    lock(&TABLE).get(&fd).cloned()
 }
 
 /// Does a call on a message socket: refuses it on one of another process. None for any other descriptor.

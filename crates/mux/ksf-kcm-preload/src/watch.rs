@@ -28,6 +28,9 @@ pub(crate) fn watch(
     if !concerns(set) {
         return None;
     }
+    if !ownership::is_owner() {
+        return Some(watch_in_child(set, signals.unwrap_or(&blocked.before)));
+    }
     // A signal between two looks would not end the call: it comes during one.
     let signals = signals.unwrap_or(&blocked.before);
     let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -88,6 +91,18 @@ pub(crate) fn watch(
             return Some(count);
         }
     }
+}
+
+/// [`watch`] in a child of vfork or `_Fork`, which may not wait for the allocator's lock: at least one has an error.
+fn watch_in_child(set: &mut [pollfd], signals: &sigset_t) -> c_int {
+    let _ = poll_with(set, Some(Duration::ZERO), signals);
+    for polled in &mut *set {
+        if matches!(find(polled.fd), Some(Entry::Inherited)) {
+            ownership::refuse(polled.fd);
+            polled.revents = POLLERR;
+        }
+    }
+    set.iter().map(|polled| c_int::from(polled.revents != 0)).sum()
 }
 
 fn min(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {

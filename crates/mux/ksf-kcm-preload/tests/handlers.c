@@ -2,35 +2,20 @@
  * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM, an
  * entry of malloc by a handler with 2.
  *
- * Usage: handlers WORK HANDLER ROUNDS. WORK names the calls of the main thread: descriptors, messages, waits, splice,
- * sockets, events or memory. The work "first" opens the first message socket of the process in a handler; "limit" opens
+ * Usage: handlers WORK HANDLER ROUNDS. WORK names the calls of the main thread, as in the list of main(). The work "first" opens the first message socket of the process in a handler; "limit" opens
  * it where no thread can be started.
  * HANDLER: restart installs the handler with SA_RESTART, end without.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "handlers.h"
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/bpf.h>
-#include <linux/kcm.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
-#include <sys/select.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #define CHECK(condition) \
 	do { \
@@ -40,42 +25,19 @@
 		} \
 	} while (0)
 
-/* In a handler: exit() and stdio are not allowed there. */
-#define CHECK_HERE(condition) \
-	do { \
-		if (!(condition)) \
-			report_and_exit(__LINE__); \
-	} while (0)
-
 #ifndef PATIENCE_S
 /* A program that does not end in this time never will. */
 #define PATIENCE_S 300
 #endif
-#define SHORT 8
-/* Longer than the blocks that malloc keeps for each thread without a lock. */
-#define LONG 4096
 
-static int mux, ends[2], program, rounds;
-static int first[2], second[2];
-/* Full when a splice begins; the handler empties it. */
-static int full[2];
-static atomic_int handled, done;
+int mux, ends[2], program, first[2], second[2], full[2], errors;
+atomic_int handled;
+__thread volatile int is_handling;
+static int rounds, third[2];
+static atomic_int done;
 /* The peer sends only after a handler has run. */
 static int is_slow;
 
-static void report_and_exit(int line)
-{
-	char digits[] = "line 0000 of the handler\n";
-
-	for (int at = 8; line; line /= 10)
-		digits[at--] = '0' + line % 10;
-	if (write(STDERR_FILENO, digits, sizeof(digits) - 1) < 0)
-		_exit(3);
-	_exit(2);
-}
-
-/* A handler runs in this thread. */
-static __thread volatile int is_handling;
 /* This program has started this thread. */
 static __thread int is_own;
 /* The next entry of malloc raises a signal. */
@@ -131,134 +93,6 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 	return refuses_threads ? EAGAIN : real(thread, attributes, start, argument);
 }
 
-/* True if the call succeeded, or failed as calls may that do not wait, or on connections that come and go. */
-static int is_usual(ssize_t result)
-{
-	return result >= 0 || errno == EAGAIN || errno == EINTR || errno == ENOTCONN || errno == ECONNRESET;
-}
-
-static void frame(char *message, uint32_t length)
-{
-	uint32_t header = htonl(length);
-
-	memset(message, 'x', length);
-	memcpy(message, &header, sizeof(header));
-}
-
-static void use_pipe_and_copies(void)
-{
-	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
-	char byte = 0;
-
-	CHECK_HERE(write(ends[1], &byte, 1) == 1 && poll(&polled, 1, 0) == 1 && read(ends[0], &byte, 1) == 1);
-	int copy = dup(mux);
-	CHECK_HERE(copy >= 0 && fcntl(copy, F_GETFL) >= 0 && close(copy) == 0);
-	CHECK_HERE(dup2(mux, 41) == 41 && close(41) == 0);
-	copy = fcntl(mux, F_DUPFD_CLOEXEC, 50);
-	CHECK_HERE(copy >= 50 && close(copy) == 0);
-}
-
-static void exchange_messages(void)
-{
-	char bytes[LONG];
-	struct iovec part = { .iov_base = bytes, .iov_len = sizeof(bytes) };
-	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
-	int flags = fcntl(mux, F_GETFL);
-
-	CHECK_HERE(is_usual(recv(mux, bytes, sizeof(bytes), MSG_DONTWAIT)));
-	CHECK_HERE(is_usual(recvfrom(mux, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_PEEK, NULL, NULL)));
-	CHECK_HERE(is_usual(recvmsg(mux, &header, MSG_DONTWAIT)));
-	CHECK_HERE(flags >= 0 && fcntl(mux, F_SETFL, flags | O_NONBLOCK) == 0);
-	CHECK_HERE(is_usual(read(mux, bytes, sizeof(bytes))));
-	frame(bytes, LONG);
-	CHECK_HERE(is_usual(write(mux, bytes, sizeof(bytes))));
-	CHECK_HERE(fcntl(mux, F_SETFL, flags) == 0);
-	CHECK_HERE(is_usual(sendmsg(mux, &header, MSG_DONTWAIT)));
-	frame(bytes, SHORT);
-	CHECK_HERE(is_usual(send(mux, bytes, SHORT, MSG_DONTWAIT)));
-	CHECK_HERE(is_usual(sendto(mux, bytes, SHORT, MSG_DONTWAIT, NULL, 0)));
-}
-
-static void wait_for_nothing(void)
-{
-	struct pollfd polled = { .fd = mux, .events = POLLIN | POLLOUT };
-	struct timespec none = { 0 };
-	struct timeval none_either = { 0 };
-	fd_set readable;
-
-	CHECK_HERE(is_usual(poll(&polled, 1, 0)));
-	CHECK_HERE(is_usual(ppoll(&polled, 1, &none, NULL)));
-	FD_ZERO(&readable);
-	FD_SET(mux, &readable);
-	CHECK_HERE(is_usual(select(mux + 1, &readable, NULL, NULL, &none_either)));
-	FD_SET(mux, &readable);
-	CHECK_HERE(is_usual(pselect(mux + 1, &readable, NULL, NULL, &none, NULL)));
-}
-
-static void use_options_and_the_rest(void)
-{
-	struct kcm_clone clone;
-	struct sockaddr_storage address;
-	struct stat status;
-	struct timeval forever = { 0 };
-	socklen_t length = sizeof(forever);
-	int on = 0;
-
-	CHECK_HERE(getsockopt(mux, SOL_SOCKET, SO_RCVTIMEO, &forever, &length) == 0);
-	CHECK_HERE(setsockopt(mux, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever)) == 0);
-	CHECK_HERE(setsockopt(mux, SOL_KCM, KCM_RECV_DISABLE, &on, sizeof(on)) == 0);
-	CHECK_HERE(ioctl(mux, SIOCKCMCLONE, &clone) == 0 && close(clone.fd) == 0);
-	CHECK_HERE(fstat(mux, &status) == 0);
-	/* No message socket has these: only that they return counts. */
-	length = sizeof(address);
-	(void)!lseek(mux, 0, SEEK_CUR);
-	(void)!getsockname(mux, (void *)&address, &length);
-	(void)!getpeername(mux, (void *)&address, &length);
-	(void)!bind(mux, (void *)&address, 0);
-	(void)!connect(mux, (void *)&address, 0);
-	(void)!listen(mux, 1);
-	(void)!accept(mux, NULL, NULL);
-	(void)!shutdown(mux, SHUT_RD);
-	/* A connection that is attached: what it has belongs to the multiplexor. */
-	(void)!recv(first[0], &address, 1, MSG_DONTWAIT | MSG_PEEK);
-}
-
-/* Two multiplexors begin and end. */
-static void open_and_close_sockets(void)
-{
-	int own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED), other = socket(AF_KCM, SOCK_SEQPACKET, KCMPROTO_CONNECTED);
-
-	CHECK_HERE(own >= 0 && other >= 0 && close(own) == 0 && close(other) == 0);
-}
-
-static void open_first(int signal)
-{
-	(void)signal;
-	is_handling = 1;
-	open_and_close_sockets();
-	is_handling = 0;
-	handled++;
-}
-
-static void handle(int signal)
-{
-	int before = errno;
-	char bytes[LONG];
-
-	(void)signal;
-	is_handling = 1;
-	while (read(full[0], bytes, sizeof(bytes)) > 0)
-		;
-	use_pipe_and_copies();
-	exchange_messages();
-	wait_for_nothing();
-	use_options_and_the_rest();
-	open_and_close_sockets();
-	is_handling = 0;
-	handled++;
-	errno = before;
-}
-
 static void *interrupt(void *thread)
 {
 	is_own = 1;
@@ -303,7 +137,7 @@ static void *serve_peer(void *unused)
 	return unused;
 }
 
-static void load(void)
+static int load(void)
 {
 	/* The length of a message is its first word. */
 	static const struct bpf_insn code[] = {
@@ -318,7 +152,10 @@ static void load(void)
 		.license = (uintptr_t)"GPL",
 	};
 
-	CHECK((program = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr))) >= 0);
+	int loaded = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr));
+
+	CHECK(loaded >= 0);
+	return loaded;
 }
 
 static void connect_pair(int pair[2])
@@ -335,11 +172,11 @@ static void connect_pair(int pair[2])
 	CHECK(close(listener) == 0);
 }
 
-static void attach(int fd)
+static void attach_to(int to, int fd, int loaded)
 {
-	struct kcm_attach attach = { .fd = fd, .bpf_fd = program };
+	struct kcm_attach attach = { .fd = fd, .bpf_fd = loaded };
 
-	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
+	CHECK(ioctl(to, SIOCKCMATTACH, &attach) == 0);
 }
 
 static void work_on_descriptors(void)
@@ -350,10 +187,14 @@ static void work_on_descriptors(void)
 
 	if (set < 0)
 		CHECK((set = epoll_create1(0)) >= 0);
-	CHECK(copy >= 0 && dup2(mux, 40) == 40);
+	CHECK(copy >= 0 && dup2(mux, 840) == 840 && dup3(mux, 843, O_CLOEXEC) == 843 && close(843) == 0);
 	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, copy, &event) == 0);
 	CHECK(epoll_ctl(set, EPOLL_CTL_DEL, copy, NULL) == 0);
-	CHECK(close(40) == 0 && close(copy) == 0);
+	CHECK(close(840) == 0 && close(copy) == 0);
+	CHECK(fcntl(mux, F_DUPFD_CLOEXEC, 900) == 900 && fcntl64(mux, F_DUPFD, 900) == 901);
+	CHECK(close_range(900, 901, 0) == 0 && dup2(mux, 900) == 900);
+	closefrom(900);
+	CHECK(fcntl(900, F_GETFD) < 0 && errno == EBADF);
 }
 
 static void work_on_messages(void)
@@ -383,6 +224,123 @@ static void work_on_messages(void)
 		CHECK(headers[at].msg_len == SHORT && !memcmp(received[at], sent, SHORT));
 	count = splice(mux, NULL, lent[1], NULL, LONG, 0);
 	CHECK(is_usual(count) && (count < 0 || read(lent[0], received[0], LONG) == SHORT));
+}
+
+static void work_on_other_names(void)
+{
+	char sent[SHORT], received[LONG];
+	struct iovec part = { .iov_base = received, .iov_len = LONG }, sent_part = { .iov_base = sent, .iov_len = SHORT };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 }, sent_header = { .msg_iov = &sent_part, .msg_iovlen = 1 };
+
+	frame(sent, SHORT);
+	CHECK(is_usual(write(mux, sent, SHORT)) && is_usual(writev(mux, &sent_part, 1)));
+	CHECK(is_usual(sendto(mux, sent, SHORT, 0, NULL, 0)) && is_usual(sendmsg(mux, &sent_header, 0)));
+	CHECK(is_usual(read(mux, received, LONG)) && is_usual(readv(mux, &part, 1)));
+	CHECK(is_usual(recvfrom(mux, received, LONG, 0, NULL, NULL)) && is_usual(recvmsg(mux, &header, 0)));
+	CHECK(is_usual(__read_chk(mux, received, LONG, LONG)) && is_usual(__recv_chk(mux, received, LONG, LONG, 0)));
+	CHECK(is_usual(__recvfrom_chk(mux, received, LONG, LONG, 0, NULL, NULL)));
+}
+
+static void work_on_refusals(void)
+{
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+
+	CHECK(bind(mux, (void *)&address, 0) < 0 && errno == EOPNOTSUPP);
+	CHECK(connect(mux, (void *)&address, 0) < 0 && errno == EOPNOTSUPP);
+	CHECK(listen(mux, 1) < 0 && errno == EOPNOTSUPP);
+	CHECK(accept(mux, NULL, NULL) < 0 && errno == EOPNOTSUPP);
+	CHECK(accept4(mux, NULL, NULL, 0) < 0 && errno == EOPNOTSUPP);
+	CHECK(shutdown(mux, SHUT_RD) < 0 && errno == EOPNOTSUPP);
+	CHECK(getsockname(mux, (void *)&address, &length) < 0 && errno == EOPNOTSUPP);
+	CHECK(getpeername(mux, (void *)&address, &length) < 0 && errno == EOPNOTSUPP);
+}
+
+static void work_on_files(void)
+{
+	int fds[] = { open(FILE_OF_KCM, O_RDONLY), open64(FILE_OF_KCM "_stats", O_RDONLY),
+		openat(AT_FDCWD, FILE_OF_KCM, O_RDONLY), openat64(AT_FDCWD, FILE_OF_KCM, O_RDONLY) };
+	FILE *streams[] = { fopen(FILE_OF_KCM, "r"), fopen64(FILE_OF_KCM "_stats", "r") };
+	char bytes[LONG];
+
+	CHECK(access(FILE_OF_KCM, R_OK) == 0);
+	for (size_t at = 0; at < sizeof(fds) / sizeof(fds[0]); at++)
+		CHECK(fds[at] >= 0 && read(fds[at], bytes, LONG) > 0 && close(fds[at]) == 0);
+	for (size_t at = 0; at < sizeof(streams) / sizeof(streams[0]); at++)
+		CHECK(streams[at] && fgets(bytes, LONG, streams[at]) && fclose(streams[at]) == 0);
+}
+
+static void work_on_programs(void)
+{
+	CHECK(close(load()) == 0);
+}
+
+static void work_on_handlers(void)
+{
+	sighandler_t (*const all[])(int, sighandler_t) = { signal, bsd_signal, ssignal, sysv_signal, __sysv_signal, sigset };
+	struct sigaction action = { .sa_handler = handle };
+
+	for (size_t at = 0; at < sizeof(all) / sizeof(all[0]); at++)
+		CHECK(all[at](SIGUSR2, handle) != SIG_ERR);
+	CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+}
+
+/* Takes the locks of the library's, so that children come while they are held. */
+static void *contend(void *unused)
+{
+	struct kcm_unattach unattach = { .fd = third[0] };
+	char bytes[LONG];
+
+	is_own = 1;
+	while (!done) {
+		int own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED), loaded = load(), copy = dup(loaded);
+
+		CHECK(own >= 0 && copy >= 0);
+		attach_to(own, third[0], loaded);
+		CHECK(ioctl(own, SIOCKCMUNATTACH, &unattach) == 0 && close(copy) == 0 && close(loaded) == 0);
+		(void)!recv(own, bytes, LONG, MSG_DONTWAIT);
+		CHECK(close(own) == 0);
+	}
+	return unused;
+}
+
+static void wait_for_child(pid_t child)
+{
+	int status;
+
+	CHECK(child > 0);
+	while (waitpid(child, &status, 0) < 0)
+		CHECK(errno == EINTR);
+	CHECK(status == 0);
+}
+
+static void work_on_processes(void)
+{
+	static pthread_t other;
+	pid_t child;
+
+	if (!other) {
+		connect_pair(third);
+		CHECK(pthread_create(&other, NULL, contend, NULL) == 0);
+	}
+	if ((child = fork()) == 0) {
+		char bytes[SHORT];
+		int pair[2], own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED);
+
+		CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+		connect_pair(pair);
+		attach_to(own, pair[0], load());
+		frame(bytes, SHORT);
+		CHECK(send(pair[1], bytes, SHORT, 0) == SHORT && recv(own, bytes, SHORT, 0) == SHORT && close(own) == 0);
+		_exit(0);
+	}
+	wait_for_child(child);
+	start_process(0);
+	if ((child = vfork()) == 0) {
+		use_what_is_inherited();
+		_exit(0);
+	}
+	wait_for_child(child);
 }
 
 static void work_on_waits(void)
@@ -418,7 +376,7 @@ static void work_on_sockets(void)
 	char bytes[LONG];
 
 	CHECK(ioctl(mux, SIOCKCMCLONE, &clone) == 0 && close(clone.fd) == 0);
-	attach(second[0]);
+	attach_to(mux, second[0], program);
 	CHECK(getsockopt(mux, SOL_SOCKET, SO_SNDTIMEO, &forever, &length) == 0);
 	CHECK(setsockopt(mux, SOL_SOCKET, SO_SNDTIMEO, &forever, length) == 0);
 	CHECK(ioctl(mux, SIOCKCMUNATTACH, &unattach) == 0);
@@ -439,6 +397,8 @@ static void work_on_events(void)
 	}
 	CHECK(is_usual(poll(&polled, 1, 10)));
 	CHECK(is_usual(ppoll(&polled, 1, NULL, NULL)));
+	CHECK(is_usual(__poll_chk(&polled, 1, 10, sizeof(polled))));
+	CHECK(is_usual(__ppoll_chk(&polled, 1, NULL, NULL, sizeof(polled))));
 	FD_ZERO(&readable);
 	FD_SET(mux, &readable);
 	CHECK(is_usual(select(mux + 1, &readable, NULL, NULL, NULL)));
@@ -447,6 +407,8 @@ static void work_on_events(void)
 	CHECK(is_usual(pselect(mux + 1, &readable, NULL, NULL, NULL, NULL)));
 	CHECK(epoll_ctl(set, EPOLL_CTL_MOD, mux, &event) == 0);
 	CHECK(is_usual(epoll_wait(set, found, 4, 10)));
+	CHECK(is_usual(epoll_pwait(set, found, 4, 10, NULL)));
+	CHECK(is_usual(epoll_pwait2(set, found, 4, NULL, NULL)));
 }
 
 static void work_on_memory(void)
@@ -521,7 +483,9 @@ int main(int count, char **arguments)
 	} all[] = {
 		{ "descriptors", work_on_descriptors }, { "messages", work_on_messages }, { "waits", work_on_waits },
 		{ "splice", work_on_splice }, { "sockets", work_on_sockets }, { "events", work_on_events },
-		{ "memory", work_on_memory },
+		{ "memory", work_on_memory }, { "names", work_on_other_names }, { "refusals", work_on_refusals },
+		{ "files", work_on_files }, { "programs", work_on_programs }, { "handlers", work_on_handlers },
+		{ "processes", work_on_processes },
 	};
 	struct sigaction action = { .sa_handler = handle };
 	pthread_t self = pthread_self(), other, peer;
@@ -535,6 +499,7 @@ int main(int count, char **arguments)
 	CHECK(!strcmp(arguments[2], "restart") || !strcmp(arguments[2], "end"));
 	action.sa_flags = arguments[2][0] == 'r' ? SA_RESTART : 0;
 	alarm(PATIENCE_S);
+	CHECK((errors = dup(STDERR_FILENO)) >= 0);
 	if (!work) {
 		int is_first = !strcmp(arguments[1], "first");
 
@@ -546,10 +511,10 @@ int main(int count, char **arguments)
 	is_slow = work == work_on_waits;
 	CHECK((mux = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED)) >= 0 && pipe(ends) == 0);
 	CHECK(pipe(full) == 0 && fcntl(full[0], F_SETFL, O_NONBLOCK) == 0);
-	load();
+	program = load();
 	connect_pair(first);
 	connect_pair(second);
-	attach(first[0]);
+	attach_to(mux, first[0], program);
 	CHECK(pthread_create(&peer, NULL, serve_peer, NULL) == 0);
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	CHECK(pthread_create(&other, NULL, interrupt, &self) == 0);

@@ -1,11 +1,14 @@
 //! Programs written for AF_KCM, run with the library preloaded.
 
+use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ksf_test::compile::cc;
 use ksf_test::{Folder, effort, own_network, repository, root_or_skip, run, skip};
+use object::read::elf::ElfFile64;
+use object::{Object, ObjectSymbol};
 
 /// Compiles a program into a folder that any user may read, beside the library.
 struct Compiled {
@@ -90,10 +93,58 @@ fn forks_under_load() {
     run(&mut program.preloaded());
 }
 
+/// The program that a handler interrupts, and the handler.
+const INTERRUPTED: &str = "crates/mux/ksf-kcm-preload/tests/handlers.c";
+const HANDLED: &str = "crates/mux/ksf-kcm-preload/tests/handled.c";
+
+/// Functions of the library that POSIX does not allow a handler to call.
+const NOT_FOR_HANDLERS: [&str; 14] = [
+    "__sysv_signal",
+    "bsd_signal",
+    "epoll_ctl",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "epoll_wait",
+    "fopen",
+    "fopen64",
+    "recvmmsg",
+    "sendmmsg",
+    "splice",
+    "ssignal",
+    "syscall",
+    "sysv_signal",
+];
+
+/// The symbols that a source file in C uses and does not define.
+fn used(source: &str) -> BTreeSet<String> {
+    let folder = Folder::new();
+    let object = folder.path("object.o");
+    cc(repository().join(source), &object, &["-c"]);
+    let bytes = std::fs::read(object).unwrap();
+    let file = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
+    file.symbols().filter(|symbol| symbol.is_undefined()).map(|symbol| symbol.name().unwrap().to_owned()).collect()
+}
+
+/// A function that the library begins to define is also called by the program that is interrupted, and in the handler.
+#[test]
+fn handlers_interrupt_and_make_every_call_of_the_library() {
+    let library = std::env::current_exe().unwrap().with_file_name("libksf_kcm_preload.so");
+    let bytes = std::fs::read(library).unwrap();
+    let library = ElfFile64::<object::Endianness>::parse(&*bytes).unwrap();
+    let defined = library.dynamic_symbols().filter(|symbol| symbol.is_global() && !symbol.is_undefined());
+    let hooks: BTreeSet<String> = defined.map(|symbol| symbol.name().unwrap().to_owned()).collect();
+    assert!(hooks.contains("socket"), "{hooks:?}");
+    let missing: Vec<_> = hooks.difference(&used(INTERRUPTED)).cloned().collect();
+    assert_eq!(missing, [""; 0], "no call of handlers.c");
+    let missing: Vec<_> = hooks.difference(&used(HANDLED)).cloned().collect();
+    assert_eq!(missing, NOT_FOR_HANDLERS, "no calls of handled.c");
+}
+
 /// A handler may call what POSIX allows, on the same message socket, wherever it interrupts these calls of the program.
 fn handlers_interrupt(work: &str) {
     own_network();
-    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/handlers.c", &["-O1"]);
+    let handled = repository().join(HANDLED);
+    let program = Compiled::of(INTERRUPTED, &[handled.to_str().unwrap(), "-O1"]);
     let rounds = effort(200, 1000).to_string();
     for handler in ["restart", "end"] {
         run(program.preloaded().args([work, handler, &rounds]));
@@ -109,6 +160,29 @@ fn handlers_interrupt_calls_on_descriptors() {
 fn handlers_interrupt_sending_receiving_and_splice() {
     handlers_interrupt("messages");
     handlers_interrupt("splice");
+    handlers_interrupt("names");
+}
+
+#[test]
+fn handlers_interrupt_calls_that_are_refused() {
+    handlers_interrupt("refusals");
+}
+
+#[test]
+fn handlers_interrupt_open_and_fopen() {
+    handlers_interrupt("files");
+}
+
+#[test]
+fn handlers_interrupt_loading_programs_and_installing_handlers() {
+    handlers_interrupt("programs");
+    handlers_interrupt("handlers");
+}
+
+/// Also: a child of fork, `_Fork` or vfork waits for no lock that a thread of its parent holds.
+#[test]
+fn handlers_interrupt_fork_and_vfork() {
+    handlers_interrupt("processes");
 }
 
 #[test]

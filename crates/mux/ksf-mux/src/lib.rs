@@ -50,7 +50,7 @@ mod wait_set;
 
 pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
-pub use mux::{ConnectionId, Detached, Mux};
+pub use mux::{AttachedLocked, ConnectionId, Detached, Mux};
 pub use options::{Classify, MessageFraming, MuxOptions};
 pub use reply_order::{CALL_MESSAGES_MAX, ReplyOrder, Unanswered};
 pub use service::{Workers, WorkersOptions};

@@ -41,6 +41,8 @@ pub(crate) use receiving::{Receiver, WorkerCx};
 pub(crate) use reply_room::{ReplyRoom, ReplyTurn};
 pub(crate) use sending::HELD_BYTES_MAX;
 use table::Table;
+
+pub use table::AttachedLocked;
 use waiting::SIGNAL;
 
 /// Names a connection of a multiplexor, as connections of shards are named: a late reply never reaches another peer.

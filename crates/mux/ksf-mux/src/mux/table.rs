@@ -21,6 +21,21 @@ use crate::timer_thread;
 /// Cookies of attached sockets, of all multiplexors of this process.
 static ATTACHED: std::sync::Mutex<Option<HashSet<u64>>> = std::sync::Mutex::new(None);
 
+/// Holds the lock of the list of attached sockets. A process that forks while other threads attach holds it during the fork,
+/// or it may be locked for ever in the child.
+#[derive(Debug)]
+pub struct AttachedLocked {
+    _list: std::sync::MutexGuard<'static, Option<HashSet<u64>>>,
+}
+
+impl AttachedLocked {
+    /// Waits for the lock.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Self { _list: ATTACHED.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+}
+
 fn with_attached<R>(f: impl FnOnce(&mut HashSet<u64>) -> R) -> R {
     f(ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
