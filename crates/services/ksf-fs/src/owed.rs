@@ -93,3 +93,52 @@ impl Fs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::credential::Credential;
+    use crate::export::ExportOptions;
+    use crate::lanes::{LaneOptions, Lanes};
+    use crate::layer::FsOptions;
+    use crate::ops::OpenHow;
+    use crate::pool::Length;
+    use crate::sys;
+
+    /// Results of both syncs of an open file, on lanes to which the kernel refuses this system call.
+    fn syncs_without(call: libc::c_long) -> [bool; 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, state) = (folder.path().join("data"), folder.path().join("state"));
+        std::fs::create_dir(&data).unwrap();
+        std::fs::write(data.join("file"), "text").unwrap();
+        let mut fs = Fs::new(FsOptions::default()).unwrap();
+        let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+        let mut lane = Lane::attach().unwrap();
+        let caller = Credential::unix(0, 0, &[]);
+        let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
+        let (file, _) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
+        sys::refuse_call(call, Errno::IO);
+        let fs = Arc::new(fs);
+        let lanes = Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap();
+        [false, true].map(|data_only| {
+            let (sender, receiver) = mpsc::channel();
+            let (fs, owed) = (Arc::clone(&fs), Owed::sync(file.clone(), data_only));
+            lanes.submit(0, Length::Short, 0, move |lane| {
+                lane.settle(&fs, owed, 0, move |_, settled| sender.send(settled.is_ok()).unwrap());
+            });
+            receiver.recv().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_sync_of_an_open_file_is_one_of_the_kernel() {
+        // The filter stays with its thread and those that it starts.
+        for (call, synced) in [(libc::SYS_fsync, [false, true]), (libc::SYS_fdatasync, [true, false])] {
+            assert_eq!(std::thread::spawn(move || syncs_without(call)).join().unwrap(), synced, "call {call}");
+        }
+    }
+}

@@ -110,7 +110,13 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
 /// Has the kernel refuse cachestat(2) to this thread, as a sandbox or an older kernel does.
 #[cfg(test)]
 pub(crate) fn refuse_cachestat(errno: Errno) {
-    refuse(errno, &[statement(JUMP_EQUAL, 0, 1, SYS_CACHESTAT as u32)]);
+    refuse_call(SYS_CACHESTAT, errno);
+}
+
+/// Has the kernel refuse this system call to this thread and to those that it starts.
+#[cfg(test)]
+pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
+    refuse(errno, &[statement(JUMP_EQUAL, 0, 1, number as u32)]);
 }
 
 /// Has the kernel refuse to this thread every read that may wait.
