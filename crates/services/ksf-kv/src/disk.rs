@@ -929,6 +929,45 @@ mod tests {
         }
     }
 
+    /// The modes of the files hold by themselves, in a folder that all may enter.
+    #[test]
+    fn another_user_can_neither_open_nor_lock_nor_read_a_store() {
+        if !ksf_test::is_root() {
+            return ksf_test::skip("needs root: another user");
+        }
+        let outer = tempfile::tempdir().unwrap();
+        fs::set_permissions(outer.path(), Permissions::from_mode(0o755)).unwrap();
+        let folder = outer.path().join("store");
+        let options = DiskOptions { segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+        drop(Disk::open(&folder, options).unwrap());
+        let files = ["lock", "superblock", "log-000"].map(|name| folder.join(name));
+        let readable = outer.path().join("readable");
+        fs::write(&readable, "").unwrap();
+        let tries = || {
+            // Of this thread alone.
+            let stranger = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(stranger, stranger, stranger).unwrap();
+            File::open(&readable).unwrap();
+            let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+            for file in &files {
+                // flock(2) takes a descriptor of any kind of access.
+                for (read, write) in [(true, false), (false, true), (true, true)] {
+                    let opened = OpenOptions::new().read(read).write(write).open(file);
+                    assert!(opened.is_err_and(|error| is_denied(&error)), "{}", file.display());
+                }
+                assert!(fs::remove_file(file).is_err_and(|error| is_denied(&error)), "{}", file.display());
+            }
+            assert!(Disk::open(&folder, options).is_err() && Disk::look(&folder).is_err());
+        };
+        let as_stranger = || thread::scope(|scope| scope.spawn(tries).join().unwrap());
+        as_stranger();
+        assert!(Disk::look(&folder).is_ok(), "it has changed something");
+        fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        as_stranger();
+        // Nobody has locked it.
+        drop(Disk::open(&folder, options).unwrap());
+    }
+
     /// As where the disk is full: the next start may make a smaller one.
     #[test]
     fn a_store_that_was_not_made_whole_may_be_made_with_other_sizes() {
