@@ -40,6 +40,12 @@ fn the_tests_behind_every_accelerated_feature_exist() {
     tests_exist("docs/accel-hazards.md", 3, 10);
 }
 
+fn is_crate(found: &[(PathBuf, String)], word: &str) -> bool {
+    let library = Path::new(word).join("src/lib.rs");
+    let program = Path::new(word).join("src/main.rs");
+    found.iter().any(|(path, _)| path.ends_with(&library) || path.ends_with(&program))
+}
+
 /// `least`: how many files and functions a document names at least, if it is read rightly.
 fn tests_exist(document: &str, column: usize, least: usize) {
     let mut found = Vec::new();
@@ -48,15 +54,32 @@ fn tests_exist(document: &str, column: usize, least: usize) {
     }
     let text = fs::read_to_string(Path::new(REPOSITORY).join(document)).unwrap();
     let (mut files, mut functions) = (0, 0);
+    // A cell names a crate for the files behind it, and a file for the tests behind it.
+    let (mut cell, mut of_crate, mut named) = (0, None, None);
     for (line, word) in words_of(&text, column) {
+        if line != cell {
+            (cell, of_crate, named) = (line, None, None);
+        }
         if word.ends_with(".rs") || word.ends_with(".c") {
             files += 1;
-            assert!(found.iter().any(|(path, _)| path.ends_with(word)), "{document}:{line}: no file {word}");
+            let is_named = |path: &Path| {
+                let in_crate = of_crate.is_none_or(|name| path.iter().any(|part| part == name));
+                path.ends_with(word) && (in_crate || !(word.starts_with("src/") || word.starts_with("tests/")))
+            };
+            let texts: Vec<&String> = found.iter().filter(|(path, _)| is_named(path)).map(|(_, text)| text).collect();
+            assert!(!texts.is_empty(), "{document}:{line}: no file {word} of {of_crate:?}");
+            named = Some(texts);
+        } else if is_crate(&found, word) {
+            of_crate = Some(word);
         } else if word.contains('_') && word.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit()) {
             functions += 1;
             let definition = [format!("fn {word}("), format!("static void {word}(")];
             let exists = |text: &String| definition.iter().any(|definition| text.contains(definition));
-            assert!(found.iter().any(|(_, text)| exists(text)), "{document}:{line}: no test {word}");
+            let is_there = match &named {
+                Some(texts) => texts.iter().any(|text| exists(text)),
+                None => found.iter().any(|(_, text)| exists(text)),
+            };
+            assert!(is_there, "{document}:{line}: no test {word} in the file that is named");
         } else if word.contains('_') && word.chars().all(|c| c == '_' || c.is_ascii_uppercase()) {
             let quoted = format!("\"{word}\"");
             let exists = found.iter().any(|(path, text)| path.ends_with("tests/host.rs") && text.contains(&quoted));

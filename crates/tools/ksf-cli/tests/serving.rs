@@ -189,9 +189,11 @@ fn every_service_listens_on_loopback_by_default() {
         server.stop();
     }
     // Kinds without a usual port listen nowhere.
-    let output =
-        run(&["serve", folder.write("ksf.toml", "[[service]]\nname = \"it\"\nkind = \"work\"\n").to_str().unwrap()]);
-    assert!(stderr(&output).contains("no usual port"), "{}", stderr(&output));
+    for service in ["kind = \"work\"", "kind = \"bpf\"\nobject = \"it.bpf.o\""] {
+        let text = format!("[[service]]\nname = \"it\"\n{service}\n");
+        let output = run(&["serve", folder.write("ksf.toml", text).to_str().unwrap()]);
+        assert!(stderr(&output).contains("no usual port"), "{service}: {}", stderr(&output));
+    }
 }
 
 #[test]
