@@ -252,7 +252,7 @@ fn echo_takes_no_more_than_is_stated() {
     for engine in engines() {
         for workers in [&[][..], &["--workers", "2"]] {
             let server = start(&[&["kecho", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
-            let request = vec![b'x'; 256 << 10];
+            let request = vec![b'x'; 1 << 20];
             let small = (b"small".to_vec(), b"small".to_vec());
             Attack { name: format!("{engine}: kecho {workers:?}"), server: &server, request, small }.run();
             server.stop();
@@ -294,7 +294,7 @@ fn rpc_takes_no_more_than_is_stated() {
             let server = start(&[&["krpc2", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
             let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
             let small = (null.clone(), rpc::record(&rpc::accepted(1, &[0])));
-            let request = null.repeat(200);
+            let request = null.repeat(20_000);
             Attack { name: format!("{engine}: krpc2 {workers:?}"), server: &server, request, small }.run();
             server.stop();
         }
