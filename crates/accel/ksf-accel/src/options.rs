@@ -25,6 +25,9 @@ pub struct AccelOptions {
     /// How often (ms) the holder looks for connections that nobody accepts while something happens. A stall is
     /// noticed after two looks. Each look is one `poll()` over all queues.
     pub look_ms: u32,
+    /// How long (ms) connections wait in the queue of a worker that has ended while no other worker is ready. Then they are
+    /// reset: the next worker to come takes them, but a program that goes on without the library never would.
+    pub abandoned_ms: u32,
     /// False: loaded but off. Everything goes to the program's own listener until [`crate::status::resume`].
     pub on: bool,
     /// Folder of the status socket. `None`: `/run/ksf/accel` for root, else `$XDG_RUNTIME_DIR/ksf/accel`.
@@ -43,6 +46,7 @@ impl Default for AccelOptions {
             pin: true,
             busy_limit_ns: 4_000_000,
             look_ms: 5,
+            abandoned_ms: 30_000,
             on: true,
             status_folder: None,
             program: Vec::new(),

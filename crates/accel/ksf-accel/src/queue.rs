@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
@@ -79,6 +80,18 @@ pub(crate) fn refresh(listener: BorrowedFd<'_>, queue: BorrowedFd<'_>, address: 
 pub(crate) fn close(queue: OwnedFd) {
     // Other processes may have its descriptor; it must not stay a listener because of them.
     let _ = rustix::net::shutdown(&queue, rustix::net::Shutdown::Both);
+}
+
+/// Resets up to `count` connections that wait in a queue. Returns how many it were.
+pub(crate) fn reset_waiting(queue: BorrowedFd<'_>, count: u32) -> usize {
+    let take = || rustix::net::accept_with(queue, SocketFlags::CLOEXEC).ok();
+    std::iter::from_fn(take)
+        .take(count as usize)
+        .inspect(|taken| {
+            // close() then resets.
+            let _ = sockopt::set_socket_linger(taken, Some(Duration::ZERO));
+        })
+        .count()
 }
 
 /// The port that a queue is bound to.

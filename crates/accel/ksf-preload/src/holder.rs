@@ -4,8 +4,9 @@
 //! connection that stays would be one more descriptor for the program to close by mistake, to share with a child, or to
 //! leave behind.
 //!
-//! A question has a time limit, and whoever fails to answer is left alone for a while: 1 s, 2 s, 4 s, ... The program
-//! is held up for at most [`LIMIT_MS`] each time.
+//! A question has a time limit, and a holder that fails to answer is left alone for a while: 1 s, 2 s, 4 s, ... The program
+//! is held up for at most [`LIMIT_MS`] each time. A program that began meanwhile begins with its first question that is
+//! answered.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -23,7 +24,8 @@ use rustix::net::{
 };
 
 use crate::descriptor::borrow;
-use crate::process::{Process, now_ns};
+use crate::process::{self, Process, now_ns};
+use crate::start;
 
 /// Until the holder must have answered. Long: on a busy machine it may take a second to have the kernel verify a steering
 /// program, at the first listener.
@@ -40,13 +42,14 @@ pub(crate) struct Reply {
 }
 
 /// Where the holder is: name and its length, token, and the user that this program was started as. Written when the library
-/// starts.
+/// starts, in the only thread; the token once more by [`set_secret`].
 struct Address {
     known: AtomicBool,
     inner: UnsafeCell<([u8; 108], usize, [u8; 16], u32)>,
 }
 
-// SAFETY: written by the constructor before `known` is set, and never again.
+// SAFETY: written by the constructor before `known` is set. The token is read and written again only by who asks, with
+// the lock of `process::Entered`, or in the constructor.
 unsafe impl Sync for Address {}
 
 static ADDRESS: Address = Address { known: AtomicBool::new(false), inner: UnsafeCell::new(([0; 108], 0, [0; 16], 0)) };
@@ -73,11 +76,11 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Takes the secret of the lifetime memfd, which admits this process and its children whatever user they become. Called
-/// when the library starts, in the only thread.
+/// Takes the secret of the lifetime memfd, which admits this process and its children whatever user they become. Called by
+/// the thread that asks.
 pub(crate) fn set_secret(secret: [u8; 16]) {
-    // SAFETY: the constructor runs in the only thread; nobody else reads meanwhile.
-    unsafe { (*ADDRESS.inner.get()).2 = secret };
+    // SAFETY: only who asks reads the token, and one thread asks at a time; see `Address`.
+    unsafe { (&raw mut (*ADDRESS.inner.get()).2).write(secret) };
 }
 
 /// True unless the holder has failed so lately that it is left alone.
@@ -92,34 +95,48 @@ pub(crate) fn ask(process: &Process, request: &Request, with: Option<i32>) -> Op
     }
     let deadline_ms = now_ns() / 1_000_000 + LIMIT_MS;
     let reply = ask_until(request, with, deadline_ms);
-    if reply.is_some() {
-        process.failures.store(0, Ordering::Relaxed);
-    } else {
-        let failures = process.failures.fetch_add(1, Ordering::Relaxed);
-        let alone_ms = (1000u64 << failures.min(10)).min(LEFT_ALONE_MAX_MS);
-        process.ask_again_ms.store(now_ns() / 1_000_000 + alone_ms, Ordering::Relaxed);
+    match reply {
+        Some(_) => process.failures.store(0, Ordering::Relaxed),
+        None => leave_alone(process),
     }
     reply
 }
 
+/// The holder has not answered.
+pub(crate) fn leave_alone(process: &Process) {
+    let failures = process.failures.fetch_add(1, Ordering::Relaxed);
+    let alone_ms = (1000u64 << failures.min(10)).min(LEFT_ALONE_MAX_MS);
+    process.ask_again_ms.store(now_ns() / 1_000_000 + alone_ms, Ordering::Relaxed);
+}
+
 fn ask_until(request: &Request, with: Option<i32>, deadline_ms: u64) -> Option<Reply> {
-    // The greeting's answer brings memory that this process has.
-    let (greeted, socket) = greet_until(false, deadline_ms)?;
+    // The greeting's answer brings memory, which this process has if an earlier one was answered.
+    let begins = process::state().is_none();
+    let (greeted, socket) = greet_until(begins, deadline_ms).ok()?;
     match greeted.answer {
-        Answer::Done { .. } => exchange(&socket, request, with, deadline_ms).ok(),
+        Answer::Done { .. } => {
+            if begins {
+                start::share(greeted.descriptors)?;
+            }
+            exchange(&socket, request, with, deadline_ms).ok()
+        }
         Answer::Refused { .. } => Some(greeted),
     }
 }
 
 /// The first word of a program: the answer brings the shared memory and the lifetime memfd, in this order.
-pub(crate) fn greet() -> Option<Reply> {
-    Some(greet_until(true, now_ns() / 1_000_000 + LIMIT_MS)?.0)
+///
+/// # Errors
+///
+/// `TIMEDOUT`: a holder is there, and has not answered in time. Any other: there is none for this program.
+pub(crate) fn greet() -> Result<Reply, Errno> {
+    Ok(greet_until(true, now_ns() / 1_000_000 + LIMIT_MS)?.0)
 }
 
-fn greet_until(begins: bool, deadline_ms: u64) -> Option<(Reply, OwnedFd)> {
-    let socket = open(deadline_ms).ok()?;
-    let reply = exchange(&socket, &greeting(begins)?, None, deadline_ms).ok()?;
-    Some((reply, socket))
+fn greet_until(begins: bool, deadline_ms: u64) -> Result<(Reply, OwnedFd), Errno> {
+    let socket = open(deadline_ms)?;
+    let reply = exchange(&socket, &greeting(begins).ok_or(Errno::NOTCONN)?, None, deadline_ms)?;
+    Ok((reply, socket))
 }
 
 fn greeting(begins: bool) -> Option<Request> {
@@ -139,7 +156,7 @@ fn open(deadline_ms: u64) -> Result<OwnedFd, Errno> {
     // Where the holder's backlog is full, connect() and send() wait.
     let left = Duration::from_millis(deadline_ms.saturating_sub(now_ns() / 1_000_000).max(1));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left))?;
-    connect(&socket, &address)?;
+    connect(&socket, &address).map_err(|errno| if errno == Errno::AGAIN { Errno::TIMEDOUT } else { errno })?;
     // Names of sockets are free for all to take once the holder has ended. What this program sends is for root, or for the
     // user that it was started as.
     match listening_user(&socket) {

@@ -48,17 +48,17 @@ pub(crate) fn process() -> Option<&'static Process> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// The memory shared with holder and steering program.
+/// The memory shared with holder and steering program; none until the holder has answered a first time.
 pub(crate) fn state() -> Option<&'static State> {
     // SAFETY: null, or mapped for as long as the process lives; all of it is atomic.
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
 }
 
-/// True while the holder steers. Loaded but off: nothing is done beside the program's own calls, and who has a queue
-/// looks into it last.
+/// True while the holder steers, and while it has not answered: then who wants a queue asks. Loaded but off: nothing is
+/// done beside the program's own calls, and who has a queue looks into it last.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    state().is_some_and(|state| state.control.on.load(Ordering::Relaxed) != 0)
+    state().is_none_or(|state| state.control.on.load(Ordering::Relaxed) != 0)
 }
 
 pub(crate) fn set_state(state: *mut State) {

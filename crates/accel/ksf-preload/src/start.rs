@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ksf_accel_proto::message::{Answer, ENVIRONMENT, ENVIRONMENT_PORTS, Refusal};
 use ksf_accel_proto::state::State;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{accept, environment, holder, listener, pin, ports, process, real};
@@ -46,19 +47,14 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     }
     let value = value?;
     holder::set_address(value.to_bytes())?;
-    let greeted = holder::greet()?;
-    let [Some(memory), lifetime] = greeted.descriptors else {
-        if greeted.answer == (Answer::Refused { reason: Refusal::Version }) {
-            say(Refusal::Version);
+    match holder::greet() {
+        Ok(greeted) if greeted.answer == (Answer::Refused { reason: Refusal::Version }) => {
+            say(Refusal::Version.text());
+            return None;
         }
-        return None;
-    };
-    process::set_state(map::<State>(&memory, ProtFlags::READ | ProtFlags::WRITE)?);
-    // The mapping keeps the open file description, and with it the holder's lock, until the last process that has
-    // inherited it ends or execs. It begins with the secret by which the holder knows them.
-    if let Some(secret) = lifetime.and_then(|lifetime| map::<[u8; 16]>(&lifetime, ProtFlags::READ)) {
-        // SAFETY: mapped for good; the holder has sealed it against writing.
-        holder::set_secret(unsafe { secret.read() });
+        Ok(greeted) => share(greeted.descriptors)?,
+        Err(Errno::TIMEDOUT) => say("the holder does not answer yet; it is asked again when the program accepts"),
+        Err(_) => return None,
     }
     // SAFETY: both functions are there for as long as the library is; it is never unloaded.
     unsafe {
@@ -70,7 +66,25 @@ fn begin(strings: *const *const c_char) -> Option<()> {
     }
     environment::remember(strings, value, ports);
     process::begin()?;
-    adopt(&process::enter()?);
+    let entered = process::enter()?;
+    if process::state().is_none() {
+        holder::leave_alone(entered.process);
+    }
+    adopt(&entered);
+    Some(())
+}
+
+/// Maps what the answer to a greeting brings, for good: the shared memory and the lifetime memfd. None: it is not there, or
+/// cannot be mapped.
+pub(crate) fn share([memory, lifetime]: [Option<OwnedFd>; 2]) -> Option<()> {
+    let state = map::<State>(&memory?, ProtFlags::READ | ProtFlags::WRITE)?;
+    // The mapping keeps the open file description, and with it the holder's lock, until the last process that has
+    // inherited it ends or execs. It begins with the secret by which the holder knows them.
+    if let Some(secret) = lifetime.and_then(|lifetime| map::<[u8; 16]>(&lifetime, ProtFlags::READ)) {
+        // SAFETY: mapped for good; the holder has sealed it against writing.
+        holder::set_secret(unsafe { secret.read() });
+    }
+    process::set_state(state);
     Some(())
 }
 
@@ -114,9 +128,9 @@ fn adopt(entered: &process::Entered) {
     }
 }
 
-fn say(reason: Refusal) {
+fn say(what: &str) {
     let standard_error = crate::descriptor::borrow(2);
-    for part in ["ksf accel: ", reason.text(), "\n"] {
+    for part in ["ksf accel: ", what, "\n"] {
         let _ = rustix::io::write(standard_error, part.as_bytes());
     }
 }

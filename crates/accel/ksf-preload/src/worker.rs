@@ -144,7 +144,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     if entry.stage.load(Ordering::Relaxed) != ENTRY_NONE {
         return true;
     }
-    let usable = state().is_some_and(|state| state.control.version.load(Ordering::Relaxed) == VERSION);
+    let usable = state().is_none_or(|state| state.control.version.load(Ordering::Relaxed) == VERSION);
     if listener.refused.load(Ordering::Relaxed) != 0 || !usable || !is_on() {
         return false;
     }

@@ -110,30 +110,76 @@ fn a_worker_that_begins_after_the_holders_end_serves_the_listener() {
     assert_eq!(ask_each(Ipv4Addr::LOCALHOST, server.port, "who\n", 50).len(), 50);
 }
 
+/// The actor under a holder of its own, and that one's process.
+fn actors(folder: &Path) -> (Actors, u32) {
+    let mut command = accel_run(&compiled("actor"), folder);
+    command.env("ARGUMENTS", "");
+    let actors = Actors::start_as(command);
+    let mut holder = None;
+    wait_until("there is a holder", || {
+        holder = status::all(folder).unwrap().pop();
+        holder.is_some()
+    });
+    (actors, holder.unwrap().pid)
+}
+
+fn stop(holder: u32) {
+    signal(holder, Signal::STOP);
+    let stat = format!("/proc/{holder}/stat");
+    wait_until("it has stopped", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
+}
+
+#[test]
+fn a_program_that_begins_while_the_holder_does_not_answer_becomes_a_worker_later() {
+    let Some(()) = own_network() else { return };
+    let folder = folder();
+    let (mut actors, holder) = actors(&folder);
+    let (listener, port) = actors.listener();
+    let epoll = actors.watching(0, listener);
+    holder_of(&folder, 1);
+    // What comes now waits in its queue, which ends with it.
+    stop(holder);
+    let waiting = Client::connect(port, 'w');
+    actors.begin(0, "reexec");
+    assert_eq!(actors.result(0), "started");
+    signal(holder, Signal::CONT);
+    let _ = epoll;
+    // A child of what was not greeted, and the program itself.
+    actors.zero(0, "fork 1");
+    let epoll = actors.watching(1, listener);
+    holder_of(&folder, 1);
+    let mut taken = String::new();
+    wait_until("it is taken", || {
+        taken += &actors.take_all(1, epoll, listener);
+        taken == "w"
+    });
+    assert!(waiting.was_served());
+    let epoll = actors.number(0, "epoll");
+    wait_until("both are workers", || {
+        actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+        let ready = status::all(&folder).unwrap().iter().any(|status| ready_in(status) == 2);
+        if !ready {
+            actors.zero(0, &format!("del {epoll} {listener}"));
+        }
+        ready
+    });
+    actors.serves_soon(0, port, epoll, listener);
+}
+
 #[test]
 fn a_holder_that_does_not_answer_holds_nobody_up_for_long_and_is_asked_again() {
     let Some(()) = own_network() else { return };
     let folder = folder();
-    let mut command = accel_run(&compiled("actor"), &folder);
-    command.env("ARGUMENTS", "");
-    let mut actors = Actors::start_as(command);
+    let (mut actors, holder) = actors(&folder);
     let (listener, port) = actors.listener();
-    let mut holder = None;
-    wait_until("there is a holder", || {
-        holder = status::all(&folder).unwrap().pop();
-        holder.is_some()
-    });
-    let holder = holder.unwrap();
-    signal(holder.pid, Signal::STOP);
-    let stat = format!("/proc/{}/stat", holder.pid);
-    wait_until("it has stopped", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
+    stop(holder);
     // Watches without a queue, after a while.
     let epoll = actors.watching(0, listener);
     let serve = |actors: &mut Actors| {
         actors.serves_soon(0, port, epoll, listener);
     };
     serve(&mut actors);
-    signal(holder.pid, Signal::CONT);
+    signal(holder, Signal::CONT);
     // Some accept() later it is a worker with a queue.
     wait_until("it is a worker", || {
         serve(&mut actors);

@@ -292,6 +292,29 @@ fn a_killed_workers_connections_are_taken_by_another() {
 }
 
 #[test]
+fn connections_that_nobody_is_left_to_take_are_reset() {
+    let impatient = || {
+        holder_with(|options| {
+            (options.busy_limit_ns, options.look_ms, options.abandoned_ms) = (60_000_000_000, 1000, 100);
+        })
+    };
+    let Some((holder, mut actors, listener, port, _)) = child_worker(impatient) else { return };
+    let pid = actors.number(1, "pid") as u32;
+    // The parent has the listener, but is no worker.
+    let connected = clients(port, 5);
+    signal(pid, Signal::KILL);
+    actors.zero(0, "wait_child");
+    assert!(connected.into_iter().all(Client::was_reset));
+    let trouble = || holder.status().unwrap().listeners[0].trouble.clone();
+    wait_until("it is told", || trouble().is_some_and(|it| it.contains("5 connections were reset")));
+    // What comes later is for the listener, and for the next worker.
+    let late = clients(port, 3);
+    let epoll = actors.watching(0, listener);
+    actors.takes(0, epoll, listener, 3);
+    assert!(late.into_iter().all(Client::was_served));
+}
+
+#[test]
 fn a_parents_end_does_not_take_its_childs_queue() {
     // The first child has the instance; its own child, which goes on with it, is a process the holder has not heard of.
     let Some((holder, mut actors, listener, port, epoll)) = child_worker(patient) else { return };

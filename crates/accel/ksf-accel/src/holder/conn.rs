@@ -6,7 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ksf_accel_proto::message::{Answer, REQUEST_BYTES, Refusal, Request};
+use ksf_accel_proto::message::{Answer, NO_WORKER, REQUEST_BYTES, Refusal, Request};
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -151,6 +151,7 @@ impl Holder {
             Ok(None) | Err(_) => return self.hang_up(number),
         };
         let is_hello = matches!(request, Some(Request::Hello { .. }));
+        let begins_worker = matches!(request, Some(Request::Join { worker: NO_WORKER, .. }));
         let reply = match request {
             Some(request) if conn.known || is_hello => self.answer(number, request, files),
             Some(_) => Reply::refused(Refusal::Token),
@@ -160,10 +161,17 @@ impl Holder {
             self.note_refusal(reason);
         }
         let Some(conn) = self.conns.get(&number) else { return };
-        let sent = send(conn.socket.as_fd(), &reply);
+        let is_sent = send(conn.socket.as_fd(), &reply).is_ok();
         // A process that does not read its answers has no use for them. Who shows a wrong token gets one answer.
-        if sent.is_err() || !conn.known {
+        if !is_sent || !conn.known {
             self.hang_up(number);
+        }
+        if let Answer::Done { worker, .. } = reply.answer
+            && begins_worker
+            && !is_sent
+        {
+            // The process has given up waiting: it does not know of this worker, and would never serve its queue.
+            self.free_worker(worker as usize);
         }
     }
 

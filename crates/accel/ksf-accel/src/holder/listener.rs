@@ -35,6 +35,8 @@ pub(super) struct Listener {
     pub(super) trouble: Option<String>,
     /// Somebody else's listeners on the same port.
     pub(super) excluded: Vec<String>,
+    /// Since then connections wait in queues without a worker, and no worker is ready.
+    pub(super) abandoned_since: Option<Instant>,
     /// Which queue the next Steal begins with.
     pub(super) steal_next: usize,
     /// What a blind mechanism was told last: worker and CPU.
@@ -124,6 +126,7 @@ impl Holder {
             not_accelerated: self.reason_against(own_reuseport),
             trouble: None,
             excluded: Vec::new(),
+            abandoned_since: None,
             steal_next: 0,
             told: None,
         });

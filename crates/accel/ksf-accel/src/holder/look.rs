@@ -2,7 +2,8 @@
 //!
 //! A queue with as many connections as in the last look, and nothing accepted between, has a stalled worker: steering
 //! passes it over until it comes out of its wait again, and the listener's rescue eventfd wakes another. The same happens
-//! at once for a queue whose worker is gone.
+//! at once for a queue whose worker is gone. Where none is left to be woken, its connections wait for the next worker, and
+//! are reset after [`AccelOptions::abandoned_ms`](crate::AccelOptions::abandoned_ms).
 //!
 //! That a queue is not served is what the holder has seen (its length, by TCP_INFO) or knows (its worker's end). What the
 //! program writes into shared memory can only deny it: no process gets another's queue by writing there.
@@ -18,7 +19,7 @@ use super::listener::{Listener, waiting};
 use super::{Holder, Kind, data};
 use crate::status::WorkerCounters;
 use crate::steer::Choice;
-use crate::sys;
+use crate::{queue, sys};
 
 /// When to look.
 pub(super) struct LookTimer {
@@ -58,7 +59,7 @@ impl Holder {
         let mut waits = false;
         for index in 0..self.listeners.len() {
             if self.listeners[index].is_some() {
-                waits |= self.look_at(index);
+                waits |= self.look_at(index, now);
                 self.tell(index);
             }
         }
@@ -93,9 +94,10 @@ impl Holder {
     }
 
     /// True if connections wait.
-    fn look_at(&mut self, index: usize) -> bool {
+    fn look_at(&mut self, index: usize, now: Instant) -> bool {
         let mut waits = false;
         let mut needs_rescue = false;
+        let mut abandoned = Vec::new();
         let mut empty_orphans = Vec::new();
         for (worker, has) in readable(self.listener(index)) {
             waits |= has;
@@ -125,17 +127,23 @@ impl Holder {
                 place.stalled.store(1, SeqCst);
                 self.stalls += 1;
             }
-            needs_rescue |= has && (untouched || !self.has_joined(index, worker));
+            let is_abandoned = !self.has_joined(index, worker);
+            needs_rescue |= has && (untouched || is_abandoned);
+            if has && is_abandoned {
+                abandoned.push(worker);
+            }
         }
         for worker in empty_orphans {
             self.forget_own(index, worker);
         }
         let bit = 1 << index;
         if needs_rescue && self.any_ready(index) {
+            self.listener_mut(index).abandoned_since = None;
             self.request_rescue(index);
             self.rescues += 1;
             return waits;
         }
+        self.reset_abandoned(index, &abandoned, now);
         if let Some(at) = self.displaced.iter().position(|displaced| displaced.listener == index) {
             self.displaced[at].requests_left -= 1;
             if self.displaced[at].requests_left == 0 {
@@ -150,6 +158,26 @@ impl Holder {
             calls.fetch_and(!bit, SeqCst);
         }
         waits
+    }
+
+    /// Connections wait in these queues, and nobody is there to take them: resets them if that has been so for long.
+    fn reset_abandoned(&mut self, index: usize, queues: &[usize], now: Instant) {
+        let limit = Duration::from_millis(self.options.abandoned_ms.into());
+        let listener = self.listener_mut(index);
+        if queues.is_empty() {
+            listener.abandoned_since = None;
+            return;
+        }
+        if now.duration_since(*listener.abandoned_since.get_or_insert(now)) < limit {
+            return;
+        }
+        let reset = |worker: &usize| {
+            let queue = &listener.queues[worker];
+            queue::reset_waiting(queue.fd.as_fd(), queue.waited)
+        };
+        let count: usize = queues.iter().map(reset).sum();
+        listener.abandoned_since = None;
+        listener.trouble = Some(format!("{count} connections were reset: no worker has taken them for {limit:?}"));
     }
 
     /// Wakes a worker of the listener: it takes from queues that nobody serves, and joins anew if it was given up.

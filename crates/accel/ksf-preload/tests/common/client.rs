@@ -36,6 +36,11 @@ impl Client {
     pub(crate) fn was_served(mut self) -> bool {
         matches!(self.0.read(&mut [0]), Ok(0))
     }
+
+    /// True if it was reset.
+    pub(crate) fn was_reset(mut self) -> bool {
+        self.0.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+    }
 }
 
 /// True if nobody listens there.
