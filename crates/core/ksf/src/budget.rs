@@ -248,8 +248,9 @@ impl Budget {
         })
     }
 
-    /// True if a message may be handed over whatever the others keep: a connection has at most one such message more. Peers
-    /// that ask and leave have no such bound.
+    /// True if a message may be handed over beyond the limit: its reply, with the message, has at most
+    /// [`EXPECTED_REPLY_BYTES`]. Each connection has at most one such message, but peers that ask and leave have no such bound:
+    /// none is handed over so while the work of ended connections fills the limit.
     fn needs_no_room(&self, bytes: usize, limits: &Limits) -> bool {
         bytes <= EXPECTED_REPLY_BYTES && self.orphan_bytes < limits.shard_bytes_max
     }

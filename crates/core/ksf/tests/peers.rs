@@ -267,8 +267,8 @@ fn the_work_of_peers_that_reset_takes_room_until_it_is_done() {
     }
 }
 
-/// Whoever asks for more than may be in work is not read, and whoever has ended its direction sends nothing: a reset is
-/// noticed all the same, while the answers are awaited.
+/// A peer with as many requests in work as are allowed is not read, and one that has ended its direction sends nothing. The
+/// server notices their resets all the same, while it waits for the answers.
 #[test]
 fn a_reset_ends_a_connection_that_is_not_read() {
     own_network();

@@ -899,7 +899,7 @@ mod tests {
         assert_eq!(opened.unwrap(), 2);
     }
 
-    /// Whoever may read the lock may hold it, and a link may name a file of anybody.
+    /// A process that can read the lock can hold it, and a link may name a file of anybody.
     #[test]
     fn a_store_is_for_its_owner_alone() {
         let outer = tempfile::tempdir().unwrap();

@@ -168,7 +168,7 @@ fn a_value_is_the_same_when_it_comes_back_and_is_taken_in_if_it_still_counts() {
     stage.assert_counted();
 }
 
-/// Whoever reads a value keeps its segment, also when cleaning has written the record anew.
+/// A reader of a value keeps its segment, also when cleaning has written the record anew.
 #[test]
 fn a_segment_is_not_erased_while_a_value_of_it_is_read() {
     let mut stage = Stage::new(8 * VALUE_BYTES);

@@ -223,7 +223,7 @@ fn a_daemon_is_found_by_its_master() {
     assert!(status(&[master]).contains(&format!("{ADDRESS}: accelerated by sk_lookup")));
     let paused = support::run(&["accel", "pause", master]);
     assert_eq!(paused.status.code(), Some(0), "{}", stderr(&paused));
-    // Whoever has started this test is no master of it.
+    // The process that started this test is no master of it.
     let parent = std::os::unix::process::parent_id().to_string();
     assert_eq!(support::run(&["accel", "status", &parent]).status.code(), Some(69));
     kill(master.parse().unwrap(), Signal::TERM);

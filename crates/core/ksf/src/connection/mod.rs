@@ -280,7 +280,8 @@ impl Connection {
     }
 
     /// Delivers a deferred answer as a shard does. False, and nothing happens, if it is for another connection (the one
-    /// that had this place before) or no message waits for it.
+    /// that had this place before): then the caller gives its work back by
+    /// [`Budget::orphan_done`](crate::budget::Budget::orphan_done). False as well if no message waits for it.
     pub fn deliver(&mut self, delivery: Delivery, env: &mut Env) -> bool {
         delivery.key == self.key && self.answer(delivery.ticket, delivery.work_bytes, delivery.answer, env)
     }

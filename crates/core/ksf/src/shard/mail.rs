@@ -47,7 +47,9 @@ impl<E: Engine> Shard<E> {
         match mail {
             Mail::Answer { target: Target::Stream { key, ticket, work_bytes }, answer } => {
                 if let Some((conn, env)) = self.served(key) {
-                    conn.answer(ticket, work_bytes, answer, env);
+                    let waited_for = conn.answer(ticket, work_bytes, answer, env);
+                    // Each ticket is answered once: its bytes would count for ever.
+                    debug_assert!(waited_for, "an answer to no message");
                 } else {
                     self.env.stats.replies_too_late.add(1);
                     self.env.budget.orphan_done(work_bytes);

@@ -340,7 +340,7 @@ fn flooded<E: Engine>() {
         peer.write_all(&[b'\n'; FLOOD]).unwrap();
     }
     let messages = |shard: &Shard<E>| shard.env.stats.messages.value() as usize;
-    // Whoever gave way has no event that would call the shard again.
+    // A connection that gave way has no event that would call the shard again.
     while messages(&shard) < PEERS * FLOOD {
         let before = messages(&shard);
         shard.turn().unwrap();

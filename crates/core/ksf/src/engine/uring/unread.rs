@@ -36,20 +36,21 @@ impl Uring {
         state.is_watched = epoll::add(unread, socket, EventData::new_u64(index.into()), EventFlags::ET).is_ok();
     }
 
-    /// Of a connection that is released.
+    /// Takes a connection that is about to be released out of the epoll instance.
     pub(super) fn watch_no_more(&mut self, index: u32) {
         let state = &mut self.conns[index as usize];
         if state.is_watched
             && let Some(unread) = &self.unread
         {
             state.is_watched = false;
-            // SAFETY: as above.
+            // SAFETY: the socket stays open until the engine has released the connection (`Engine::open`), which follows.
             let socket = unsafe { BorrowedFd::borrow_raw(state.socket) };
             // It was added, so this cannot fail.
             let _ = epoll::delete(unread, socket);
         }
     }
 
+    /// Asks the ring for a completion when the epoll instance has something to report.
     pub(super) fn arm_unread(&mut self) {
         if let Some(unread) = &self.unread {
             let entry = opcode::PollAdd::new(Fd(unread.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
@@ -57,6 +58,7 @@ impl Uring {
         }
     }
 
+    /// Reports the connections that were reset, of those without a receive.
     pub(super) fn report_resets(&mut self, entry: &cqueue::Entry, events: &mut Vec<Event>) {
         if !cqueue::more(entry.flags()) {
             self.rearm.push(Op::Unread);
