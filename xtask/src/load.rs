@@ -32,6 +32,8 @@ pub(crate) struct Files {
     pub(crate) load: &'static FileLoad,
     /// The folder that is exported.
     pub(crate) export: PathBuf,
+    /// Bytes of a READ and of a WRITE, at most those of `load`.
+    pub(crate) io_bytes: u32,
     /// Of NFS; none: that of its server.
     pub(crate) mount_port: Option<u16>,
 }
@@ -203,13 +205,13 @@ impl Load {
 
 impl Files {
     fn options<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        let FileLoad { protocol, mix, files, file_bytes, io_bytes, stable } = self.load;
+        let FileLoad { protocol, mix, files, file_bytes, io_bytes: _, stable } = self.load;
         command.args(["load", protocol.name()]);
         if *mix == IOR {
             return command.args(["--shape", IOR]);
         }
         command.args(["--mix", mix, "--files", &files.to_string()]);
-        command.args(["--file-bytes", &file_bytes.to_string(), "--io-bytes", &io_bytes.to_string()]);
+        command.args(["--file-bytes", &file_bytes.to_string(), "--io-bytes", &self.io_bytes.to_string()]);
         if *protocol == FileProtocol::Nfs {
             command.args(["--stable", stable]);
             if let Some(port) = self.mount_port {

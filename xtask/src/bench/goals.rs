@@ -1,6 +1,6 @@
 //! The goals of the rows, as ratios within one run.
 
-use super::case::{Metric, Placement, STORE_MAIN};
+use super::case::{Metric, Placement, STORE_MAIN, by_depth};
 use super::contestant::Contestant::{
     Ab, Accel, AccelHaproxyShards, AccelOff, Demo, Diod, Epoll, Ganesha, GaneshaTuned, HttpNone, IdealQueue, Kernel,
     KernelWorkers4, Nfs, NginxExclusive, NginxReuseport, NginxTuned, Ninep, PreadSend, Redis, RedisAlways,
@@ -226,15 +226,7 @@ fn store(goals: &mut Vec<Goal>) {
 }
 
 fn nfs(goals: &mut Vec<Goal>) {
-    const SMALL: [&str; 7] = [
-        "nfs-getattr-32",
-        "nfs-getattr-32x8",
-        "nfs-lookup-32",
-        "nfs-access-32",
-        "nfs-readdirplus-32",
-        "nfs-read-4k-32",
-        "nfs-write-4k-32",
-    ];
+    const SMALL: [&str; 5] = ["nfs-getattr", "nfs-lookup", "nfs-access", "nfs-read-4k", "nfs-write-4k"];
     let placement = Placement::Other;
     let ganesha = Against::Best(&[Ganesha, GaneshaTuned]);
     // The kernel copies twice, out of the page cache and into TCP: what remains is the protocol.
@@ -249,25 +241,30 @@ fn nfs(goals: &mut Vec<Goal>) {
     let mut goal = |case, metric, bound| {
         goals.push(Goal { case, subject: Nfs, placement, metric, against: ganesha, bound });
     };
-    for case in SMALL {
+    for case in SMALL.into_iter().flat_map(by_depth).chain(["nfs-readdirplus-32"]) {
         goal(case, Metric::MessagesPerS, Bound::AtLeast(3.0));
         goal(case, Metric::RttP99Us, Bound::AtMost(0.5));
     }
     goal("nfs-read-1m-4", Metric::MessagesPerS, Bound::AtLeast(1.5));
-    for case in ["nfs-stable-4k-1", "nfs-stable-4k-32"] {
+    for case in by_depth("nfs-stable-4k") {
         goal(case, Metric::MessagesPerS, Bound::AtLeast(2.0));
     }
 }
 
 fn ninep(goals: &mut Vec<Goal>) {
+    const SMALL: [&str; 6] = ["9p-getattr", "9p-walk", "9p-read-32b", "9p-write-32b", "9p-read-4k", "9p-write-4k"];
     let placement = Placement::Other;
     let peers = Against::Best(&[Diod, Ganesha]);
     let mut goal = |case, metric, against, bound| {
         goals.push(Goal { case, subject: Ninep, placement, metric, against, bound });
     };
-    for case in ["9p-getattr-32", "9p-getattr-32x8", "9p-walk-32", "9p-read-32b-32x8", "9p-write-32b-32x8"] {
+    for case in SMALL.into_iter().flat_map(by_depth) {
         goal(case, Metric::MessagesPerS, peers, Bound::AtLeast(3.0));
         goal(case, Metric::RttP99Us, peers, Bound::AtMost(0.5));
     }
+    for case in by_depth("9p-read-512k") {
+        goal(case, Metric::DataBytesPerS, peers, Bound::AtLeast(1.5));
+    }
+    goal("9p-busy-1-of-1000", Metric::IdleBytes, Against::Absolute, Bound::AtMost(16_384.0));
     goal("9p-ior", Metric::MessagesPerS, Against::Best(&[Ganesha]), Bound::AtLeast(3.0));
 }

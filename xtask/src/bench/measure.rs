@@ -1,5 +1,6 @@
 //! One measurement: start a server, load it, read its costs, stop it.
 
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ksf_load::nfs::Listing;
 
-use super::case::{Case, ECHO_BYTES, FileLoad, Metric, Pace, Placement, Service, WHOLE_LISTING};
+use super::case::{
+    Case, ECHO_BYTES, FileLoad, Metric, PEER_IO_BYTES_MAX, Pace, Placement, Row, Service, WHOLE_LISTING,
+};
 use super::contestant::{
     Contestant, GANESHA_MOUNT_PORT, IDEAL_WORKERS, Pinning, Programs, pair_floor, pread_send, server_command,
     sockperf_client, start,
@@ -37,6 +40,9 @@ const COUNT_SECONDS_MAX: f64 = 0.5;
 
 /// For how long idle connections are watched; in a smoke run for a part of that.
 const IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// Tversion of 9P2000.L with messages of 64 KiB: its size, type, tag, and arguments.
+const TVERSION: &[u8; 21] = b"\x15\0\0\0\x64\xff\xff\0\0\x01\0\x08\x009P2000.L";
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +148,12 @@ impl Meter<'_> {
             load.run_by(&self.programs.ksf, |command, timeout| self.client(command, &server, timeout))
         })?;
         insert_result(sample, case, &result);
+        if let Tool::Files(files) = &load.tool
+            && case.metric == Metric::DataBytesPerS
+        {
+            let bytes_per_s = result.messages_per_s * f64::from(files.io_bytes);
+            sample.metrics.insert(Metric::DataBytesPerS, bytes_per_s);
+        }
         insert_spent(sample, &spent, result.messages);
         self.insert_events(sample, &spent, result.messages)?;
         let switches = server.end(contestant.end_signal(case.row))?;
@@ -163,6 +175,9 @@ impl Meter<'_> {
         if let Tool::Files(files) = &mut load.tool {
             files.export = self.programs.export_path();
             files.mount_port = mount_port(contestant);
+            if matches!(contestant, Contestant::Diod | Contestant::Ganesha) && case.row == Row::Ninep {
+                files.io_bytes = files.io_bytes.min(PEER_IO_BYTES_MAX);
+            }
         }
         load
     }
@@ -245,9 +260,13 @@ impl Meter<'_> {
         let wanted = self.effort.count(u64::from(case.idle));
         let mut connections = Vec::new();
         for number in 0..wanted {
-            let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-                .with_context(|| format!("cannot open idle connection {number} of {wanted}"))?;
-            connections.push(connection);
+            let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).and_then(|mut connection| {
+                if case.row == Row::Ninep {
+                    begin_session(&mut connection)?;
+                }
+                Ok(connection)
+            });
+            connections.push(connection.with_context(|| format!("cannot open idle connection {number} of {wanted}"))?);
         }
         // A listener takes connections in turn, and on one CPU there is one listener: when this
         // load is through, so are the idle connections.
@@ -386,6 +405,18 @@ pub(crate) enum SyscallCounter {
     Strace,
 }
 
+/// Begins a session of 9P. Its reply shows that the server has taken the connection: diod's queue of new ones is so short that
+/// connections in quick succession wait for the second SYN, a second later.
+fn begin_session(connection: &mut TcpStream) -> io::Result<()> {
+    connection.write_all(TVERSION)?;
+    let mut reply = [0; TVERSION.len()];
+    connection.read_exact(&mut reply)?;
+    // Its number is that of the request plus 1; every server here grants the size and has the version.
+    let mut expected = *TVERSION;
+    expected[4] += 1;
+    if reply == expected { Ok(()) } else { Err(io::Error::other("Tversion is not answered by its Rversion")) }
+}
+
 /// The port of MOUNT, if it is not that of NFS.
 fn mount_port(contestant: Contestant) -> Option<u16> {
     matches!(contestant, Contestant::Ganesha | Contestant::GaneshaTuned).then_some(GANESHA_MOUNT_PORT)
@@ -398,7 +429,9 @@ pub(crate) fn load(case: &Case, pinning: &Pinning, port: u16, amount: Amount, ro
             Service::Echo => Tool::Echo { message_bytes: ECHO_BYTES },
             Service::Null => Tool::Rpc,
             Service::Work(load) => Tool::Work(Work { load, seed: u64::from(round) + 1, ideal_workers: None }),
-            Service::Files(load) => Tool::Files(Files { load, export: PathBuf::new(), mount_port: None }),
+            Service::Files(load) => {
+                Tool::Files(Files { load, io_bytes: load.io_bytes, export: PathBuf::new(), mount_port: None })
+            }
             Service::Web(_) | Service::Store(_) => {
                 unreachable!("Meter::web and Meter::store have clients of their own")
             }

@@ -120,7 +120,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     for &row in Row::value_variants() {
         let wanted = |case: &Case| {
             (options.only.is_empty() || options.only.contains(&row))
-                && (options.case.is_empty() || options.case.iter().any(|name| name == case.name))
+                && match options.case.is_empty() {
+                    true => !options.smoke || case.is_in_smoke(),
+                    false => options.case.iter().any(|name| name == case.name),
+                }
         };
         bench.group(row, wanted, options.again)?;
     }

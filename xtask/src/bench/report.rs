@@ -85,6 +85,8 @@ const NOTES: &[&str] = &[
      bench/peers/http_log.c: for each request a read, a write to a file of which all bytes are there, fdatasync, and a write \
      of the answer; without the file or without fdatasync as its name says. ksf store none answers before a write is where \
      it is to be.",
+    "9P of 512 KiB: diod takes messages of 64 KiB, and nfs-ganesha 4.3 ends at longer reads. Their messages have 65,512 bytes of \
+     data, so that data bytes per second can be compared, and messages and round trips cannot.",
     "PASTE's medium, persistent memory, is not built yet. In its place stands tmpfs, a file system in memory: it shows what \
      waiting for each write costs where writes cost nothing, and nothing about flushes; io_uring writes to it from threads of \
      its own.",

@@ -49,7 +49,12 @@ impl Demo {
             eprintln!("demo: {name} over tcp on {engine}");
             let run = |in_flight| -> Result<LoadResult> {
                 let load = Load {
-                    tool: Tool::Files(Files { load, export: export.clone(), mount_port: None }),
+                    tool: Tool::Files(Files {
+                        load,
+                        io_bytes: load.io_bytes,
+                        export: export.clone(),
+                        mount_port: None,
+                    }),
                     udp: false,
                     in_flight,
                     polls: false,

@@ -44,6 +44,10 @@ pub(crate) struct FileLoad {
 /// The cases that are measured in every placement, and whose system calls are counted.
 pub(super) const MAIN: [&str; 4] = ["nfs-getattr-1", "nfs-getattr-32", "9p-getattr-1", "9p-getattr-32"];
 
+/// Data of a message of diod, which takes 64 KiB with the head. nfs-ganesha 4.3 ends at a longer read, whatever `_9P_TCP_Msize` says:
+/// probably its buffer for replies is shorter.
+pub(crate) const PEER_IO_BYTES_MAX: u32 = (64 << 10) - 24;
+
 const SERVERS: &[Contestant] = &[Nfs, Ganesha, GaneshaTuned];
 /// Beside what reads the same bytes from the page cache without a protocol.
 const READ_SERVERS: &[Contestant] = &[PreadSend, Nfs, Ganesha, GaneshaTuned];
@@ -59,6 +63,7 @@ static WRITE: FileLoad = small("write");
 pub(crate) static NFS_WRITE_STABLE: FileLoad = FileLoad { stable: "file", ..small("write") };
 static READ_LARGE: FileLoad = large("read");
 static WRITE_LARGE: FileLoad = large("write");
+static WRITE_LARGE_STABLE: FileLoad = FileLoad { stable: "file", ..large("write") };
 static SMALL_FILES: FileLoad = small("create=1,write=1,remove=1");
 static SFS2008: FileLoad = small("sfs2008");
 
@@ -94,7 +99,7 @@ const fn ninep_load(mix: &'static str, io_bytes: u32) -> FileLoad {
     FileLoad { protocol: FileProtocol::Ninep, mix, files: 4, file_bytes, io_bytes, stable: "unstable" }
 }
 
-/// Connections, each with so many calls in flight.
+/// Connections, each with so many calls in flight. With one call in all, the round trip is the figure.
 const fn nfs(
     name: &'static str,
     title: &'static str,
@@ -109,7 +114,7 @@ const fn nfs(
         in_flight,
         connections,
         contestants: SERVERS,
-        metric: Metric::MessagesPerS,
+        metric: if connections * in_flight == 1 { Metric::RttP50Us } else { Metric::MessagesPerS },
         ..ONE
     }
 }
@@ -119,10 +124,9 @@ const fn ninep(name: &'static str, title: &'static str, load: &'static FileLoad,
     Case { row: Row::Ninep, contestants: NINEP_SERVERS, ..nfs(name, title, load, tags) }
 }
 
-/// Messages that diod does not take. nfs-ganesha 4.3 ends at the first such read, whatever `_9P_TCP_Msize` says: probably its buffer for
-/// replies is shorter.
-const fn large_ninep(name: &'static str, title: &'static str, load: &'static FileLoad) -> Case {
-    Case { contestants: &[Ninep], ..ninep(name, title, load, [1, 4]) }
+/// Data beyond the messages of the peers, which get it in several (see [`PEER_IO_BYTES_MAX`]): bytes are compared, not messages.
+const fn large_ninep(name: &'static str, title: &'static str, load: &'static FileLoad, tags: [u32; 2]) -> Case {
+    Case { metric: Metric::DataBytesPerS, ..ninep(name, title, load, tags) }
 }
 
 /// One busy connection beside so many that do nothing.
@@ -130,42 +134,74 @@ const fn one_busy(name: &'static str, title: &'static str, idle: u32) -> Case {
     Case { idle, metric: Metric::IdleRttRatio, ..ninep(name, title, &NINEP_GETATTR, [1, 1]) }
 }
 
-pub(super) const CASES: &[Case] = &[
-    Case { metric: Metric::RttP50Us, ..nfs(MAIN[0], "NFS GETATTR, 1 in flight", &NFS_GETATTR, [1, 1]) },
-    nfs(MAIN[1], "NFS GETATTR, 32 in flight", &NFS_GETATTR, [1, 32]),
-    nfs("nfs-getattr-32x8", "NFS GETATTR, 32 in flight on each of 8 connections", &NFS_GETATTR, [8, 32]),
-    nfs("nfs-lookup-32", "NFS LOOKUP, 32 in flight", &LOOKUP, [1, 32]),
-    nfs("nfs-access-32", "NFS ACCESS, 32 in flight", &ACCESS, [1, 32]),
+const fn variation(case: Case) -> Case {
+    Case { is_variation: true, ..case }
+}
+
+/// Names of the cases of [`by_depth`] after that of their operation.
+const DEPTHS: [&str; 4] = ["-1", "-32", "-1x8", "-32x8"];
+
+/// Cases of one operation each, with 1 and 32 in flight on 1 and 8 connections.
+macro_rules! by_depth {
+    ($one:literal, $many:literal; $($case:ident($name:literal, $title:literal, $load:expr),)+) => {
+        &[$(
+            variation($case(concat!($name, "-1"), concat!($title, ", ", $one), $load, [1, 1])),
+            variation($case(concat!($name, "-32"), concat!($title, ", ", $many), $load, [1, 32])),
+            variation($case(
+                concat!($name, "-1x8"),
+                concat!($title, ", ", $one, " on each of 8 connections"),
+                $load,
+                [8, 1],
+            )),
+            $case(concat!($name, "-32x8"), concat!($title, ", ", $many, " on each of 8 connections"), $load, [8, 32]),
+        )+]
+    };
+}
+
+/// The four cases of an operation of [`NFS_BY_DEPTH`] or [`NINEP_BY_DEPTH`].
+pub(crate) fn by_depth(operation: &str) -> [&'static str; 4] {
+    DEPTHS.map(|depth| {
+        let mut cases = [NFS_BY_DEPTH, NINEP_BY_DEPTH].into_iter().flatten();
+        let case = cases.find(|case| case.name.strip_prefix(operation) == Some(depth));
+        case.unwrap_or_else(|| panic!("no case {operation}{depth}")).name
+    })
+}
+
+pub(super) const NFS_BY_DEPTH: &[Case] = by_depth!["1 in flight", "32 in flight";
+    nfs("nfs-getattr", "NFS GETATTR", &NFS_GETATTR),
+    nfs("nfs-lookup", "NFS LOOKUP", &LOOKUP),
+    nfs("nfs-access", "NFS ACCESS", &ACCESS),
+    nfs("nfs-read-4k", "NFS READ of 4 KiB", &NFS_READ),
+    nfs("nfs-write-4k", "NFS WRITE of 4 KiB, unstable", &WRITE),
+    nfs("nfs-stable-4k", "NFS WRITE of 4 KiB, on the medium", &NFS_WRITE_STABLE),
+];
+
+pub(super) const NFS: &[Case] = &[
     nfs("nfs-readdirplus-32", "NFS READDIRPLUS of a folder of 100 files, 32 in flight", &READDIRPLUS, [1, 32]),
-    Case {
-        metric: Metric::RttP50Us,
-        ..nfs("nfs-listing-50000", "NFS listing of 50,000 files by READDIRPLUS, page after page", &LISTING, [1, 1])
-    },
-    nfs("nfs-read-4k-32", "NFS READ of 4 KiB, 32 in flight", &NFS_READ, [1, 32]),
+    nfs("nfs-listing-50000", "NFS listing of 50,000 files by READDIRPLUS, page after page", &LISTING, [1, 1]),
     Case { contestants: READ_SERVERS, ..nfs("nfs-read-1m-4", "NFS READ of 1 MiB, 4 in flight", &READ_LARGE, [1, 4]) },
-    nfs("nfs-write-4k-32", "NFS WRITE of 4 KiB, unstable, 32 in flight", &WRITE, [1, 32]),
     nfs("nfs-write-1m-4", "NFS WRITE of 1 MiB, unstable, 4 in flight", &WRITE_LARGE, [1, 4]),
-    nfs("nfs-stable-4k-1", "NFS WRITE of 4 KiB, on the medium, 1 in flight", &NFS_WRITE_STABLE, [1, 1]),
-    nfs("nfs-stable-4k-32", "NFS WRITE of 4 KiB, on the medium, 32 in flight", &NFS_WRITE_STABLE, [1, 32]),
+    nfs("nfs-stable-1m-4", "NFS WRITE of 1 MiB, on the medium, 4 in flight", &WRITE_LARGE_STABLE, [1, 4]),
     // One in flight: nfs-ganesha answers NFS3ERR_STALE where one name is created and removed at the same time.
     nfs("nfs-small-files-1x8", "NFS CREATE, WRITE of 4 KiB and REMOVE, 8 connections", &SMALL_FILES, [8, 1]),
     nfs("nfs-sfs2008-1x8", "NFS with the mix of SPECsfs2008, 8 connections", &SFS2008, [8, 1]),
-    Case { metric: Metric::RttP50Us, ..ninep(MAIN[2], "9P getattr, 1 tag", &NINEP_GETATTR, [1, 1]) },
-    ninep(MAIN[3], "9P getattr, 32 tags", &NINEP_GETATTR, [1, 32]),
-    // With one connection: the case of one tag above.
-    one_busy("9p-busy-1-of-10", "9P getattr, 1 tag on 1 of 10 connections", 9),
-    one_busy("9p-busy-1-of-100", "9P getattr, 1 tag on 1 of 100 connections", 99),
+];
+
+pub(super) const NINEP_BY_DEPTH: &[Case] = by_depth!["1 tag", "32 tags";
+    ninep("9p-getattr", "9P getattr", &NINEP_GETATTR),
+    ninep("9p-walk", "9P walk and clunk", &NINEP_WALK),
+    ninep("9p-read-32b", "9P read of 32 bytes", &NINEP_READ_32),
+    ninep("9p-write-32b", "9P write of 32 bytes", &NINEP_WRITE_32),
+    ninep("9p-read-4k", "9P read of 4 KiB", &NINEP_READ),
+    ninep("9p-write-4k", "9P write of 4 KiB", &NINEP_WRITE),
+    large_ninep("9p-read-512k", "9P read of 512 KiB", &NINEP_READ_LARGE),
+    large_ninep("9p-write-512k", "9P write of 512 KiB", &NINEP_WRITE_LARGE),
+];
+
+pub(super) const NINEP: &[Case] = &[
+    // With one connection: 9p-getattr-1.
+    variation(one_busy("9p-busy-1-of-10", "9P getattr, 1 tag on 1 of 10 connections", 9)),
+    variation(one_busy("9p-busy-1-of-100", "9P getattr, 1 tag on 1 of 100 connections", 99)),
     one_busy("9p-busy-1-of-1000", "9P getattr, 1 tag on 1 of 1,000 connections", 999),
-    ninep("9p-getattr-32x8", "9P getattr, 32 tags on each of 8 connections", &NINEP_GETATTR, [8, 32]),
-    ninep("9p-walk-32", "9P walk and clunk, 32 tags", &NINEP_WALK, [1, 32]),
-    ninep("9p-walk-32x8", "9P walk and clunk, 32 tags on each of 8 connections", &NINEP_WALK, [8, 32]),
-    ninep("9p-read-32b-1", "9P read of 32 bytes, 1 tag", &NINEP_READ_32, [1, 1]),
-    ninep("9p-read-32b-32x8", "9P read of 32 bytes, 32 tags on each of 8 connections", &NINEP_READ_32, [8, 32]),
-    ninep("9p-write-32b-1", "9P write of 32 bytes, 1 tag", &NINEP_WRITE_32, [1, 1]),
-    ninep("9p-write-32b-32x8", "9P write of 32 bytes, 32 tags on each of 8 connections", &NINEP_WRITE_32, [8, 32]),
-    ninep("9p-read-4k-32", "9P read of 4 KiB, 32 tags", &NINEP_READ, [1, 32]),
-    ninep("9p-write-4k-32", "9P write of 4 KiB, 32 tags", &NINEP_WRITE, [1, 32]),
-    large_ninep("9p-read-512k-4", "9P read of 512 KiB, 4 tags", &NINEP_READ_LARGE),
-    large_ninep("9p-write-512k-4", "9P write of 512 KiB, 4 tags", &NINEP_WRITE_LARGE),
     ninep("9p-ior", "9P as IOR: 32 connections write and read 32 bytes", &NINEP_IOR, [32, 1]),
 ];

@@ -17,6 +17,8 @@ pub(crate) enum Metric {
     QuickP99Us,
     QuickP999Us,
     MessagesPerS,
+    /// The same in bytes of data.
+    DataBytesPerS,
     /// User and system time of the client, per message. Only of worktest.
     ClientCpuUs,
     /// User and system time of the server's process, per message.
@@ -69,7 +71,7 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    pub(crate) const ALL: [Metric; 34] = [
+    pub(crate) const ALL: [Metric; 35] = [
         Metric::RttMeanUs,
         Metric::RttStdevUs,
         Metric::RttP50Us,
@@ -80,6 +82,7 @@ impl Metric {
         Metric::QuickP99Us,
         Metric::QuickP999Us,
         Metric::MessagesPerS,
+        Metric::DataBytesPerS,
         Metric::ClientCpuUs,
         Metric::ServerCpuUs,
         Metric::OtherCpuUs,
@@ -115,7 +118,8 @@ impl Metric {
 
     /// Whether it is large, and told in thousands and millions.
     fn is_rate(self) -> bool {
-        matches!(self, Metric::MessagesPerS | Metric::RecoveredKeysPerS | Metric::RecoveredBytesPerS)
+        use Metric::{DataBytesPerS, MessagesPerS, RecoveredBytesPerS, RecoveredKeysPerS};
+        matches!(self, MessagesPerS | DataBytesPerS | RecoveredKeysPerS | RecoveredBytesPerS)
     }
 
     /// Heading of its column, with the unit.
@@ -132,6 +136,7 @@ impl Metric {
             Metric::QuickP999Us => "quick p99.9 us",
             Metric::ClientCpuUs => "client CPU us/msg",
             Metric::MessagesPerS => "messages/s",
+            Metric::DataBytesPerS => "data bytes/s",
             Metric::ServerCpuUs => "server CPU us/msg",
             Metric::OtherCpuUs => "other CPU us/msg",
             Metric::TotalCpuUs => "total CPU us/msg",
@@ -164,6 +169,7 @@ impl Metric {
             _ if self.is_rate() && value >= 1e6 => format!("{:.2} M", value / 1e6),
             _ if self.is_rate() && value >= 1e4 => format!("{:.0} k", value / 1e3),
             Metric::MessagesPerS
+            | Metric::DataBytesPerS
             | Metric::RecoveredKeysPerS
             | Metric::RecoveredBytesPerS
             | Metric::KeyBytes

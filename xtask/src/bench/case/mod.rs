@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use self::files::MAIN;
 pub(crate) use self::files::{
-    FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR, WHOLE_LISTING,
+    FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR, PEER_IO_BYTES_MAX, WHOLE_LISTING,
+    by_depth,
 };
 pub(crate) use self::metric::Metric;
 use self::store::STORE_COUNTED;
@@ -141,6 +142,8 @@ pub(crate) struct Case {
     pub(crate) contestants: &'static [Contestant],
     /// The figure that the chart shows.
     pub(crate) metric: Metric,
+    /// Another case has the same operation, with other numbers.
+    pub(crate) is_variation: bool,
 }
 
 impl Case {
@@ -187,6 +190,11 @@ impl Case {
         MAIN.contains(&self.name)
     }
 
+    /// True if a smoke run has the case. It has no variations, except those whose system calls are counted.
+    pub(super) fn is_in_smoke(&self) -> bool {
+        !self.is_variation || self.is_everywhere()
+    }
+
     pub(crate) fn step(&self, placement: Placement) -> Step {
         Step { case: self.name.to_owned(), placement }
     }
@@ -222,12 +230,22 @@ const ONE: Case = Case {
     client_polls: false,
     contestants: &[],
     metric: Metric::RttP50Us,
+    is_variation: false,
 };
 
 /// The rows of the table of goals, group by group.
 pub(crate) const CASES: &[Case] = &joined::<{ count(GROUPS) }>(GROUPS);
 
-const GROUPS: &[&[Case]] = &[direct::CASES, work::CASES, web::CASES, store::CASES, files::CASES];
+const GROUPS: &[&[Case]] = &[
+    direct::CASES,
+    work::CASES,
+    web::CASES,
+    store::CASES,
+    files::NFS_BY_DEPTH,
+    files::NFS,
+    files::NINEP_BY_DEPTH,
+    files::NINEP,
+];
 
 const fn count(groups: &[&[Case]]) -> usize {
     let (mut count, mut group) = (0, 0);
