@@ -212,10 +212,11 @@ impl Contestant {
         !has_other_client && !matches!(self, IdealQueue | PairFloor | PreadSend)
     }
 
-    /// What ends its server. nfs-ganesha 4.3 waits four seconds for its threads of 9P when it is asked to end.
+    /// What ends its server. nfs-ganesha 4.3 waits four seconds for its threads of 9P when it is asked to end; diod 1.0.24 crashed
+    /// once then, in its own shutdown.
     pub(crate) fn end_signal(self, row: Row) -> Signal {
         match (self, row) {
-            (Contestant::Ganesha, Row::Ninep) => Signal::KILL,
+            (Contestant::Ganesha, Row::Ninep) | (Contestant::Diod, _) => Signal::KILL,
             _ => Signal::TERM,
         }
     }
