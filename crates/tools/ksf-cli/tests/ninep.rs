@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -88,26 +88,33 @@ fn tools_of_diod_list_and_read() {
 pub(crate) struct Client(TcpStream);
 
 impl Client {
-    /// Attached as fid 0.
+    /// Attached to the only export as fid 0.
     pub(crate) fn attached(server: &Server) -> Self {
-        let mut client = Self(ksf_test::stream::connect(server.address(" tcp ")));
+        Self::attached_to(server.address(" tcp "), "")
+    }
+
+    /// Attached to this export as fid 0.
+    pub(crate) fn attached_to(address: SocketAddr, export: &str) -> Self {
+        let mut client = Self(ksf_test::stream::connect(address));
+        let aname = export.as_bytes();
         client.ask(Request::Version { msize: 1 << 20, version: VERSION }).unwrap();
-        client.ask(Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: 0 }).unwrap();
+        client.ask(Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname, n_uname: 0 }).unwrap();
         client
     }
 
     /// Makes a file in the root, which becomes fid 0.
     pub(crate) fn create(&mut self, name: &str) -> Option<()> {
         let name = name.as_bytes();
-        self.ask(Request::Lcreate { fid: 0, name, flags: 0o102, mode: 0o600, gid: NO_UID })
+        self.ask(Request::Lcreate { fid: 0, name, flags: 0o102, mode: 0o600, gid: NO_UID }).map(drop)
     }
 
     pub(crate) fn write_synced(&mut self, offset: u64, data: &[u8]) -> Option<()> {
         self.ask(Request::Write { fid: 0, offset, data: Data(data) })?;
-        self.ask(Request::Fsync { fid: 0, datasync: 0 })
+        self.ask(Request::Fsync { fid: 0, datasync: 0 }).map(drop)
     }
 
-    fn ask(&mut self, request: Request<'_>) -> Option<()> {
+    /// The message of the reply.
+    pub(crate) fn ask(&mut self, request: Request<'_>) -> Option<Vec<u8>> {
         let mut message = Vec::new();
         request.put(1, &mut message).unwrap();
         self.0.write_all(&message).ok()?;
@@ -117,7 +124,7 @@ impl Client {
         self.0.read_exact(&mut reply[4..]).ok()?;
         let (_, answer) = Reply::parse(&reply).unwrap();
         assert_eq!(answer.kind(), request.kind() + 1, "{request:?}: {answer:?}");
-        Some(())
+        Some(reply)
     }
 }
 
