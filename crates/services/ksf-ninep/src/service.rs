@@ -283,6 +283,11 @@ impl NinepService {
         if let Some(change) = change {
             session.fids.apply(change);
         }
+        let answer = match answer {
+            // The target of a symbolic link. All other replies are shorter than the least msize, or cut by it.
+            Answer::Message(message) if message.len() > session.msize as usize => Answer::Error(Errno::MSGSIZE),
+            answer => answer,
+        };
         self.core.counters.answered(kind, !matches!(answer, Answer::Error(_)), started.elapsed());
         match answer {
             Answer::Message(message) => reply.owned(message),

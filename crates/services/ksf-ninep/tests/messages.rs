@@ -191,6 +191,9 @@ fn messages_have_the_length_that_was_agreed_on() {
     let place = Place::new();
     fs::write(place.path("file"), vec![7; 100_000]).unwrap();
     (0..200).for_each(|at| fs::write(place.path(&format!("entry-{at}")), "").unwrap());
+    // Rreadlink of the one is as long as a message may be.
+    symlink("n".repeat(4096 - 9), place.path("fits")).unwrap();
+    symlink("n".repeat(4096 - 8), place.path("longer")).unwrap();
     let serving = place.serve();
     let mut client = serving.connect();
     client.does(Request::Version { msize: 4096, version: b"9P2000.L" }).unwrap();
@@ -204,6 +207,10 @@ fn messages_have_the_length_that_was_agreed_on() {
     client.does(Request::Write { fid: 1, offset: 0, data: Data(&fits) }).unwrap();
     let longer = vec![8; 4096 - 22];
     assert_eq!(client.does(Request::Write { fid: 1, offset: 0, data: Data(&longer) }), Err(libc::EMSGSIZE));
+    for (fid, name, done) in [(3, "fits", Ok(())), (4, "longer", Err(libc::EMSGSIZE))] {
+        client.walk(ROOT, fid, name).unwrap();
+        assert_eq!(client.does(Request::Readlink { fid }), done, "{name}");
+    }
     serving.stop();
 }
 
