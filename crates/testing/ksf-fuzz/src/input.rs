@@ -101,3 +101,72 @@ impl Cuts {
         })
     }
 }
+
+/// A name of the file system, mostly one that leads somewhere in [`Exported`](crate::exported::Exported).
+pub(crate) fn name(choices: &mut Choices<'_>) -> Vec<u8> {
+    const NAMES: [&[u8]; 17] = [
+        b"file",
+        b"dir",
+        b"out",
+        b"inner",
+        b"new",
+        b"newer",
+        b".",
+        b"..",
+        b"",
+        b"../outside",
+        b"dir/inner",
+        b"/",
+        b"a\0b",
+        b"/etc/passwd",
+        b"../outside/file",
+        b"\xff\xfe\n",
+        b"-",
+    ];
+    match usize::from(choices.byte()) {
+        chosen if chosen < 200 => NAMES[chosen % NAMES.len()].to_vec(),
+        200..=210 => vec![b'n'; 255],
+        211..=215 => vec![b'n'; 256],
+        216..=220 => vec![b'n'; 4096],
+        _ => choices.bytes().to_vec(),
+    }
+}
+
+/// A number, mostly one at a limit.
+pub(crate) fn number(choices: &mut Choices<'_>) -> u64 {
+    const NUMBERS: [u64; 16] = [
+        0,
+        1,
+        2,
+        5,
+        9,
+        10,
+        200,
+        512,
+        4096,
+        1 << 20,
+        u32::MAX as u64,
+        1 << 40,
+        i64::MAX as u64 - 1,
+        i64::MAX as u64,
+        1 << 63,
+        u64::MAX,
+    ];
+    match usize::from(choices.byte()) {
+        chosen if chosen < 224 => NUMBERS[chosen % NUMBERS.len()],
+        _ => u64::from_be_bytes(std::array::from_fn(|_| choices.byte())),
+    }
+}
+
+/// Changes some bytes, or cuts them off, or adds some.
+pub(crate) fn damage(choices: &mut Choices<'_>, bytes: &mut Vec<u8>) {
+    let how = choices.byte();
+    let at = (usize::from(choices.byte()) << 8 | usize::from(choices.byte())) % bytes.len().max(1);
+    match how % 4 {
+        0 => bytes.truncate(at),
+        1 => bytes.extend_from_slice(choices.bytes()),
+        _ if bytes.is_empty() => {}
+        2 => bytes[at] ^= 1 << (how >> 5),
+        _ => bytes[at] = choices.byte(),
+    }
+}

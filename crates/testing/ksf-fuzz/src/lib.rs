@@ -10,9 +10,11 @@
 
 #![forbid(unsafe_code)]
 
+mod exported;
 mod http1;
 mod input;
 mod nfs;
+mod ninep;
 mod p9;
 mod programs;
 mod rdb;
@@ -22,6 +24,7 @@ mod wire;
 
 pub use http1::{http1_message, http1_page, http1_proxy};
 pub use nfs::{nfs_arguments, nfs_calls};
+pub use ninep::ninep_requests;
 pub use p9::p9;
 pub use programs::{framing_object, framing_program};
 pub use rdb::rdb;
@@ -33,7 +36,7 @@ pub use wire::{auth_sys, oncrpc_call, oncrpc_reply, rpcbind_results, xdr};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     ("auth_sys", auth_sys),
     ("connection", connection),
     ("framing", framing),
@@ -44,6 +47,7 @@ pub const TARGETS: [Target; 20] = [
     ("http1_proxy", http1_proxy),
     ("nfs_arguments", nfs_arguments),
     ("nfs_calls", nfs_calls),
+    ("ninep_requests", ninep_requests),
     ("oncrpc_call", oncrpc_call),
     ("oncrpc_reply", oncrpc_reply),
     ("p9", p9),

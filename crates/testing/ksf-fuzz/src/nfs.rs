@@ -6,30 +6,25 @@
 
 mod schema;
 
-use std::fs::{self, Permissions};
 use std::io::Write;
 use std::net::Shutdown;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::{ExportOptions, FileSettings, FsOptions, LaneOptions, Squash};
 use ksf_nfs::drc::DrcLimits;
-use ksf_nfs::{Clients, ExportSettings, Nfs, Procedure, Settings, TRANSFER_BYTES_MAX};
+use ksf_nfs::{Nfs, Procedure, Settings, TRANSFER_BYTES_MAX};
 use ksf_proto::oncrpc::{
     Accepted, CallHeader, MOUNT_PROGRAM, NFS_PROGRAM, OpaqueAuth, Reply, ReplyStatus, auth_sys_body, flavor,
 };
 use ksf_proto::xdr::XdrWrite;
 use ksf_test::rpc::{read_record, record};
-use ksf_test::wait_until;
-use tempfile::TempDir;
 
-use crate::input::Choices;
+use crate::exported::Exported;
+use crate::input::{Choices, damage, name, number};
 use schema::{Part, are_arguments, arguments, is_procedure, read_mount_results, read_results};
 
 /// Calls of one input, at most.
@@ -51,7 +46,7 @@ thread_local! {
 pub fn nfs_arguments(input: &[u8]) {
     let Some((procedure, args)) = input.split_first() else { return };
     GROUND.with(|ground| {
-        ground.reset();
+        ground.exported.reset(ground.nfs.files());
         let mut calls = ground.calls();
         let procedure = u32::from(*procedure % 32);
         let (program, procedure) =
@@ -65,7 +60,7 @@ pub fn nfs_arguments(input: &[u8]) {
 pub fn nfs_calls(input: &[u8]) {
     let mut choices = Choices::new(input);
     GROUND.with(|ground| {
-        ground.reset();
+        ground.exported.reset(ground.nfs.files());
         let mut calls = ground.calls();
         for _ in 0..CALLS_MAX {
             if choices.rest().is_empty() {
@@ -82,65 +77,30 @@ struct Ground {
     // It stops before its file layer does, and that before the folder is removed.
     server: Server,
     nfs: Nfs,
-    folder: TempDir,
-    outside: Vec<String>,
+    exported: Exported,
 }
 
 impl Ground {
     fn new() -> Self {
-        // In memory where there is such a place: a sync costs nothing there.
-        let folder = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a temporary folder");
-        let path = |name: &str| folder.path().join(name);
-        fs::create_dir_all(path("export")).expect("a folder for the export");
-        fs::create_dir_all(path("outside/folder")).expect("a folder beside it");
-        fs::write(path("outside/file"), "outside").expect("a file beside it");
-        fs::write(path("outside/folder/file"), "outside").expect("a file beside it");
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        let export = ExportSettings { path: path("export"), options, clients: Clients::default(), secure: false };
+        let mut exported = Exported::new();
         let nfs = Nfs::open(Settings {
-            files: FileSettings {
-                exports: vec![export],
-                state: path("state"),
-                lanes: LaneOptions { threads: 2 },
-                fs: FsOptions::default(),
-            },
+            files: exported.settings(),
             drc: DrcLimits::default(),
             transfer_bytes_max: TRANSFER_BYTES_MAX,
         });
         let nfs = nfs.expect("the folder is exported");
         let service = Arc::new(nfs.service("nfs").expect("a service"));
-        let address = ListenAddr::Unix(path("socket"));
+        let address = ListenAddr::Unix(exported.socket());
         let server = Server::builder().engine(EngineKind::Epoll).listen(address, service, None).start();
         let server = server.expect("a server");
-        let mut ground = Self { server, nfs, folder, outside: Vec::new() };
-        ground.outside = ground.look_outside();
-        ground
-    }
-
-    fn export(&self) -> PathBuf {
-        self.folder.path().join("export")
-    }
-
-    /// Makes the export as it was at first.
-    fn reset(&self) {
-        // What came by a connection that has ended may be under way still.
-        wait_until("nothing is carried out", || {
-            let counters = self.nfs.files().lane_counters();
-            counters.queued_jobs + counters.running_jobs + counters.queued_syncs == 0
-        });
-        let export = self.export();
-        clear(&export);
-        let path = |name: &str| export.join(name);
-        fs::create_dir_all(path("dir/inner")).expect("a folder");
-        fs::write(path("file"), "0123456789").expect("a file");
-        symlink("../outside", path("out")).expect("a link");
-        symlink("../outside/file", path("dir/out")).expect("a link");
+        exported.started();
+        Self { server, nfs, exported }
     }
 
     fn calls(&self) -> Calls<'_> {
         let mut calls = Calls { ground: self, stream: self.connect(), xid: 0, handles: Vec::new(), credential: None };
         let mut path = Vec::new();
-        path.put_opaque(self.export().as_os_str().as_encoded_bytes());
+        path.put_opaque(self.exported.path().as_os_str().as_encoded_bytes());
         calls.ask(MOUNT_PROGRAM, 1, &path);
         let root = calls.handles.first().expect("the export is mounted").clone();
         for name in ["file", "dir", "out"] {
@@ -154,7 +114,7 @@ impl Ground {
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.folder.path().join("socket")).expect("the server listens");
+        let stream = UnixStream::connect(self.exported.socket()).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         stream.set_write_timeout(Some(PATIENCE)).expect("a time limit");
         stream
@@ -162,46 +122,7 @@ impl Ground {
 
     fn check(&self) {
         assert!(self.server.is_running(), "the server ended");
-        assert_eq!(self.nfs.files().lane_counters().panicked, 0, "a call panicked");
-        assert_eq!(self.look_outside(), self.outside, "something outside of the export changed");
-    }
-
-    /// All there is beside the export.
-    fn look_outside(&self) -> Vec<String> {
-        let mut seen = Vec::new();
-        look(&self.folder.path().join("outside"), &mut seen);
-        look(&self.folder.path().join("state"), &mut seen);
-        let names = fs::read_dir(self.folder.path()).expect("the folder can be read");
-        seen.extend(names.map(|entry| format!("{:?}", entry.expect("an entry").file_name())));
-        seen.sort();
-        seen
-    }
-}
-
-/// Notes an object and all below it.
-fn look(path: &Path, seen: &mut Vec<String>) {
-    let about = fs::symlink_metadata(path).expect("it is there");
-    let content = if about.is_file() { fs::read(path).expect("it can be read") } else { Vec::new() };
-    let times = (about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec());
-    let owner = (about.mode(), about.uid(), about.gid(), about.nlink(), about.ino());
-    seen.push(format!("{} {owner:?} {times:?} {content:?}", path.display()));
-    if about.is_dir() {
-        let entries = fs::read_dir(path).expect("it can be listed");
-        entries.for_each(|entry| look(&entry.expect("an entry").path(), seen));
-    }
-}
-
-/// Empties a folder, whatever was made of its modes.
-fn clear(folder: &Path) {
-    fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("its mode is changed");
-    for entry in fs::read_dir(folder).expect("it can be listed") {
-        let entry = entry.expect("an entry");
-        if entry.file_type().expect("its type is known").is_dir() {
-            clear(&entry.path());
-            fs::remove_dir(entry.path()).expect("it is empty");
-        } else {
-            fs::remove_file(entry.path()).expect("it is removed");
-        }
+        self.exported.check(self.nfs.files());
     }
 }
 
@@ -312,7 +233,7 @@ impl Calls<'_> {
             Part::Handle => out.put_opaque(&self.handle(choices)),
             Part::Name => out.put_opaque(&name(choices)),
             Part::Path => {
-                let root = self.ground.export();
+                let root = self.ground.exported.path();
                 let below = ["", "dir", "out", "..", "file", "dir/inner"][usize::from(choices.byte()) % 6];
                 out.put_opaque(root.join(below).as_os_str().as_encoded_bytes());
             }
@@ -366,62 +287,6 @@ impl Calls<'_> {
     }
 }
 
-/// Mostly one that leads somewhere.
-fn name(choices: &mut Choices<'_>) -> Vec<u8> {
-    const NAMES: [&[u8]; 17] = [
-        b"file",
-        b"dir",
-        b"out",
-        b"inner",
-        b"new",
-        b"newer",
-        b".",
-        b"..",
-        b"",
-        b"../outside",
-        b"dir/inner",
-        b"/",
-        b"a\0b",
-        b"/etc/passwd",
-        b"../outside/file",
-        b"\xff\xfe\n",
-        b"-",
-    ];
-    match usize::from(choices.byte()) {
-        chosen if chosen < 200 => NAMES[chosen % NAMES.len()].to_vec(),
-        200..=210 => vec![b'n'; 255],
-        211..=215 => vec![b'n'; 256],
-        216..=220 => vec![b'n'; 4096],
-        _ => choices.bytes().to_vec(),
-    }
-}
-
-/// Mostly one at a limit.
-fn number(choices: &mut Choices<'_>) -> u64 {
-    const NUMBERS: [u64; 16] = [
-        0,
-        1,
-        2,
-        5,
-        9,
-        10,
-        200,
-        512,
-        4096,
-        1 << 20,
-        u32::MAX as u64,
-        1 << 40,
-        i64::MAX as u64 - 1,
-        i64::MAX as u64,
-        1 << 63,
-        u64::MAX,
-    ];
-    match usize::from(choices.byte()) {
-        chosen if chosen < 224 => NUMBERS[chosen % NUMBERS.len()],
-        _ => u64::from_be_bytes(std::array::from_fn(|_| choices.byte())),
-    }
-}
-
 fn put_set_attr(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
     let set = choices.byte();
     let maybe = |bit: u8, choices: &mut Choices<'_>| (set >> bit & 1 == 1).then(|| number(choices));
@@ -439,18 +304,5 @@ fn put_set_attr(choices: &mut Choices<'_>, out: &mut Vec<u8>) {
         if how == 2 {
             out.put_u64(number(choices));
         }
-    }
-}
-
-/// Changes some bytes, or cuts them off, or adds some.
-fn damage(choices: &mut Choices<'_>, bytes: &mut Vec<u8>) {
-    let how = choices.byte();
-    let at = (usize::from(choices.byte()) << 8 | usize::from(choices.byte())) % bytes.len().max(1);
-    match how % 4 {
-        0 => bytes.truncate(at),
-        1 => bytes.extend_from_slice(choices.bytes()),
-        _ if bytes.is_empty() => {}
-        2 => bytes[at] ^= 1 << (how >> 5),
-        _ => bytes[at] = choices.byte(),
     }
 }

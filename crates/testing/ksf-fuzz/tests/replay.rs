@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use ksf_fuzz::{TARGETS, nfs_calls};
-use ksf_test::{Random, effort};
+use ksf_fuzz::{TARGETS, nfs_calls, ninep_requests};
+use ksf_test::{Random, TestRandom, effort};
 
 /// Mutants of each corpus file. Always the same ones: a finding can be repeated.
 const MUTANTS: u32 = 300;
@@ -76,10 +76,18 @@ fn mutants_of_the_corpora() {
 /// Sequences of calls that no corpus has.
 #[test]
 fn random_calls_of_nfs() {
-    let mut random = Random::of_test(28);
+    random_inputs(nfs_calls, Random::of_test(28));
+}
+
+#[test]
+fn random_requests_of_9p() {
+    random_inputs(ninep_requests, Random::of_test(29));
+}
+
+fn random_inputs(check: fn(&[u8]), mut random: TestRandom) {
     for _ in 0..effort(5_000, 500_000) {
         let length = random.within(8..=400);
-        nfs_calls(&(0..length).map(|_| random.bits() as u8).collect::<Vec<_>>());
+        check(&(0..length).map(|_| random.bits() as u8).collect::<Vec<_>>());
     }
 }
 

@@ -1,5 +1,6 @@
 //! A server in this process, and a client that speaks 9P2000.L message by message.
 
+mod driven;
 #[path = "../../../ksf-nfs/tests/common/place.rs"]
 mod place;
 
@@ -15,6 +16,7 @@ use ksf_ninep::{ExportSettings, MSIZE_MAX, Ninep, Settings};
 use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
 use ksf_test::stream;
 
+pub(crate) use driven::{Answered, Driven, Shard};
 pub(crate) use place::{LANES, Place, server};
 
 /// Fids of a connection in these tests.
