@@ -1,6 +1,6 @@
 //! Sessions, tags and flushes, and clients that are none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::Write;
 use std::sync::mpsc::channel;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use crate::common::{Client, LANES, Place, ROOT, Serving};
 use ksf::engine::EngineKind;
 use ksf_fs::Length;
-use ksf_proto::p9::{Header, NO_TAG, Names, Reply, Request, VERSION};
+use ksf_proto::p9::{Data, GetLock, HEADER_BYTES, Header, Lock, NO_TAG, Names, Reply, Request, SetStat, VERSION};
 
 const RLERROR: u8 = 7;
 const RSTATFS: u8 = 9;
@@ -233,6 +233,95 @@ fn what_is_no_request_is_answered_or_ends_the_connection() {
         assert!(client.receive().is_none(), "{bytes:?}");
     }
     assert_eq!(other.read(1, 0, 1000).unwrap().len(), 100, "nobody else notices");
+    serving.stop();
+}
+
+/// All requests but Tversion, each fid that one needs being absent in one of them.
+fn requests_without_a_fid(names: Names<'_>) -> Vec<Request<'_>> {
+    const NONE: u32 = 99;
+    let (name, gid, mode) = (&b"name"[..], 0, 0o700);
+    let lock = Lock { kind: 0, flags: 0, start: 0, length: 1, process: 1, client: name };
+    let get_lock = GetLock { kind: 0, start: 0, length: 1, process: 1, client: name };
+    vec![
+        Request::Statfs { fid: NONE },
+        Request::Lopen { fid: NONE, flags: 0 },
+        Request::Lcreate { fid: NONE, name, flags: 0, mode, gid },
+        Request::Symlink { dfid: NONE, name, target: name, gid },
+        Request::Mknod { dfid: NONE, name, mode: 0o10_600, major: 0, minor: 0, gid },
+        Request::Rename { fid: NONE, dfid: ROOT, name },
+        Request::Rename { fid: ROOT, dfid: NONE, name },
+        Request::Readlink { fid: NONE },
+        Request::Getattr { fid: NONE, mask: 0 },
+        Request::Setattr { fid: NONE, to: SetStat::default() },
+        Request::Xattrwalk { fid: NONE, newfid: 98, name },
+        Request::Xattrcreate { fid: NONE, name, size: 1, flags: 0 },
+        Request::Readdir { fid: NONE, offset: 0, count: 100 },
+        Request::Fsync { fid: NONE, datasync: 0 },
+        Request::Lock { fid: NONE, lock },
+        Request::Getlock { fid: NONE, lock: get_lock },
+        Request::Link { dfid: NONE, fid: ROOT, name },
+        Request::Link { dfid: ROOT, fid: NONE, name },
+        Request::Mkdir { dfid: NONE, name, mode, gid },
+        Request::Renameat { olddirfid: NONE, oldname: name, newdirfid: ROOT, newname: name },
+        Request::Renameat { olddirfid: ROOT, oldname: name, newdirfid: NONE, newname: name },
+        Request::Unlinkat { dirfid: NONE, name, flags: 0 },
+        Request::Attach { fid: 98, afid: NONE, uname: name, aname: b"", n_uname: 0 },
+        Request::Walk { fid: NONE, newfid: 98, names },
+        Request::Walk { fid: NONE, newfid: 98, names: Names::default() },
+        Request::Walk { fid: NONE, newfid: NONE, names },
+        Request::Read { fid: NONE, offset: 0, count: 100 },
+        Request::Write { fid: NONE, offset: 0, data: Data(name) },
+        Request::Clunk { fid: NONE },
+        Request::Remove { fid: NONE },
+    ]
+}
+
+#[test]
+fn each_request_for_a_fid_that_was_never_attached_fails_and_makes_none() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let mut buffer = Vec::new();
+    let requests = requests_without_a_fid(Names::of(&[b"name"], &mut buffer).unwrap());
+    let kinds: BTreeSet<u8> = requests.iter().map(Request::kind).collect();
+    let others: Vec<&str> =
+        Request::KINDS.iter().filter(|(kind, _)| !kinds.contains(kind)).map(|(_, name)| *name).collect();
+    assert_eq!(others, ["version", "auth", "flush"], "these need no fid");
+    for request in requests {
+        assert_eq!(client.does(request), Err(libc::EBADF), "{request:?}");
+        for fid in [98, 99] {
+            assert_eq!(client.clunk(fid), Err(libc::EBADF), "{request:?}");
+        }
+    }
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 0);
+    client.stat(ROOT).unwrap();
+    serving.stop();
+}
+
+#[test]
+fn each_request_that_is_longer_or_shorter_than_its_fields_is_malformed() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let mut buffer = Vec::new();
+    let mut requests = requests_without_a_fid(Names::of(&[b"name", b"more"], &mut buffer).unwrap());
+    requests.push(Request::Version { msize: 8192, version: VERSION });
+    requests.push(Request::Auth { afid: 98, uname: b"name", aname: b"", n_uname: 0 });
+    requests.push(Request::Flush { oldtag: 1 });
+    for request in requests {
+        let mut whole = Vec::new();
+        request.put(5, &mut whole).unwrap();
+        for length in (HEADER_BYTES..=whole.len() + 1).filter(|length| *length != whole.len()) {
+            let mut message = whole.clone();
+            message.resize(length, 0);
+            message[..4].copy_from_slice(&(length as u32).to_le_bytes());
+            client.0.write_all(&message).unwrap();
+            let answer = client.receive().unwrap();
+            let wanted = Reply::Lerror { ecode: libc::EPROTO as u32 };
+            assert_eq!(Reply::parse(&answer), Ok((5, wanted)), "{request:?} of {length} bytes");
+        }
+    }
+    client.stat(ROOT).expect("the session goes on");
     serving.stop();
 }
 
