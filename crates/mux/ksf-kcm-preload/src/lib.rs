@@ -15,7 +15,9 @@
 //! Signal handlers may call every function defined here that POSIX allows them to call (signal-safety(7)). Each call on a
 //! descriptor of the table therefore blocks signals from its start to its end and opens them only while it waits in the
 //! kernel without a lock ([`signals::Blocked`]). Its memory comes from the library's own allocator: a handler may have
-//! interrupted libc's. It starts and ends no thread: the library has one of its own ([`keeper`]).
+//! interrupted libc's. glibc allocates no block for thread-locals at their first use: LD_PRELOAD alone loads the library, at
+//! the start of the program, so their place is in the static block of each thread. The library starts and ends no thread: it
+//! has one of its own ([`keeper`]).
 
 mod attached;
 mod events;
