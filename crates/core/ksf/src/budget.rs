@@ -51,6 +51,9 @@ pub const PASSES: usize = 8;
 /// Passes taken at which strangers get no further one, so that others need not wait for theirs.
 const STRANGERS_PASSES: usize = PASSES / 2;
 
+/// Bytes of replies that may wait for a stranger; with more it is closed. Their buffer has twice as many at most.
+pub const STRANGER_REPLIES_MAX: usize = 8 << 10;
+
 /// The sums, the passes, and the connections that wait for one.
 #[derive(Debug, Default)]
 pub struct Budget {

@@ -86,7 +86,8 @@ pub enum CloseReason {
     PeerClosed,
     /// The peer closed in the middle of a message.
     PeerClosedMidMessage,
-    /// Deferred replies took twice the budget of the connection, `connection_bytes_max`.
+    /// Deferred replies took twice the budget of the connection, `connection_bytes_max`; or a peer that has not told who it
+    /// is did not read 8 KiB of replies.
     ReplyLimit,
     /// The peer did not take replies for `send_timeout_ms`.
     SendTimeout,

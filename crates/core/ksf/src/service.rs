@@ -233,7 +233,8 @@ impl<S: Service<Shard = (), Mode = Unlogged, Conn: Send>> WorkerService for S {}
 /// What a shard asks of the state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionState {
-    /// The peer has not told who it is, as it must: it is closed before others are. False by default.
+    /// The peer has not told who it is, as it must: it is closed before others are, and when more than
+    /// [`STRANGER_REPLIES_MAX`](crate::budget::STRANGER_REPLIES_MAX) bytes of replies wait for it. False by default.
     pub is_stranger: bool,
     /// Bytes that the state keeps because of what the peer sent, beyond a fixed size: they are counted with what the shard
     /// owes. A service adds no more than [`Reply::session_room`] at a time. 0 by default.

@@ -3,6 +3,7 @@
 use super::held::Held;
 use super::input::{DIRECT_BYTES_MIN, HEADS};
 use super::{Connection, LastWords};
+use crate::budget::STRANGER_REPLIES_MAX;
 use crate::buffers::Buffer;
 use crate::deferred::{Answer, Target};
 use crate::env::Env;
@@ -68,7 +69,8 @@ impl Connection {
             output.truncate(before);
         }
         // After a panic the state is kept until the connection has ended, and counts until then.
-        let SessionState { bytes, awaits_rest, .. } = state.unwrap_or_else(|Panicked| self.state());
+        let SessionState { is_stranger, bytes, awaits_rest } = state.unwrap_or_else(|Panicked| self.state());
+        self.is_stranger = is_stranger;
         let session_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if session_bytes != self.session_bytes {
             env.budget.recount_session(self.session_bytes as usize, session_bytes as usize);
@@ -111,6 +113,10 @@ impl Connection {
         let message = Message { bytes, origin, peer: self.peer, key: self.key };
         let close = self.call_in_order(bytes.len(), env, |session, reply| session.call(&message, reply));
         self.close_if_asked(close, env);
+        // Behind what it does not read more of its messages would wait, a receive slot full of them.
+        if self.is_stranger && self.queued_bytes() > STRANGER_REPLIES_MAX {
+            self.close(CloseReason::ReplyLimit, env);
+        }
     }
 
     /// Calls the service with a reply behind all others. What it says leaves at once if no earlier place waits and no gate is
