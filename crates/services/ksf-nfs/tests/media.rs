@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -515,6 +516,51 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
         serving.stop();
         disk.mount_again();
         assert_eq!(fs::read(data("file")).unwrap(), b"more");
+    });
+}
+
+/// Damages the second leaf of the tree of extents of a file on the disk, and mounts the disk again. Returns the first byte of the
+/// file that cannot be read from then on; all before it can.
+fn damage(disk: &Disk, name: &str) -> u64 {
+    // A leaf has room for 340 extents.
+    let file = File::create(data(name)).unwrap();
+    (0..400).for_each(|at| file.write_all_at(&[b'f'; BLOCK], 2 * at * BLOCK as u64).unwrap());
+    drop(file);
+    unmount();
+    let image = File::options().read(true).write(true).open(&disk.image).unwrap();
+    let mut block = [0; BLOCK];
+    let mut first = None;
+    for at in (0..IMAGE_BYTES).step_by(BLOCK) {
+        image.read_exact_at(&mut block, at).unwrap();
+        // `struct ext4_extent_header`: the magic number, counts, depth 0. Then the number of the first block. The journal has copies.
+        let start = u32::from_le_bytes(block[12..16].try_into().unwrap());
+        if block[..2] == [0x0a, 0xf3] && block[6..8] == [0, 0] && start > 0 {
+            image.write_all_at(&[0; 16], at).unwrap();
+            assert_eq!(*first.get_or_insert(start), start);
+        }
+    }
+    disk.mount();
+    u64::from(first.expect("a leaf that is not the first")) * BLOCK as u64
+}
+
+/// A client takes the bytes behind the end of a file for zeros.
+#[test]
+fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        fs::create_dir_all(data("")).unwrap();
+        let bad = damage(&disk, "file");
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let file = client.lookup(&root, "file");
+        let before = 64 * BLOCK as u64;
+        let rest = client.done(6, &read_args(&file, bad - before, 2 * before as u32));
+        let mut r = XdrReader::new(&rest);
+        assert!(Attr::read_option(&mut r).is_some_and(|attr| attr.size > bad + before));
+        assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (before as u32, false));
+        assert_eq!(client.nfs(6, &read_args(&file, bad, 4096)).0, IO);
+        serving.stop();
     });
 }
 

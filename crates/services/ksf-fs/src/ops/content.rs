@@ -35,9 +35,10 @@ impl Fs {
         drop(changing);
         match (self.node(lane, handle), read) {
             (Ok(node), Ok(count)) => {
-                // A count that is short met the end of the file at that moment.
+                // A short count alone is no end: the medium may have failed behind these bytes, or the file has grown. The next
+                // read tells.
                 let end = offset.saturating_add(count as u64);
-                let eof = count < wanted || end >= node.attr.size;
+                let eof = end >= node.attr.size || count == 0 && wanted > 0;
                 Seen { after: Some(node.attr), result: Ok(ReadDone { count, eof }) }
             }
             (Ok(node), Err(error)) => Seen { after: Some(node.attr), result: Err(error) },
