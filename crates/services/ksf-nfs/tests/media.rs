@@ -17,8 +17,9 @@ use ksf_nfs::ExportSettings;
 use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
-use ksf_test::{own_run_or_skip, program_or_skip, reads_at_once, skip, succeeds, wait_until};
+use ksf_test::{effort, own_run_or_skip, program_or_skip, reads_at_once, skip, succeeds, wait_until};
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, ftruncate, memfd_create, seek};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const IO: u32 = 5;
 const FBIG: u32 = 27;
@@ -561,6 +562,58 @@ fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
         assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (before as u32, false));
         assert_eq!(client.nfs(6, &read_args(&file, bad, 4096)).0, IO);
         serving.stop();
+    });
+}
+
+/// In KiB.
+fn resident() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// On a tmpfs, whose syncs take no time.
+#[test]
+fn very_many_files_are_read_and_written_with_few_descriptors() {
+    const OPEN_MAX: usize = 1024;
+    with_mounts(|| {
+        fs::create_dir(DISK).unwrap();
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", DISK]);
+        let place = Place::new();
+        let own = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(OPEN_MAX as u64), ..own }).unwrap();
+        let serving = serve(&place);
+        let count = effort(20_000, 100_000);
+        (0..count).for_each(|number| fs::write(data(&number.to_string()), format!("{number:9}")).unwrap());
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let mut resident_before = 0;
+        for number in 0..count {
+            let file = client.lookup(&root, &number.to_string());
+            assert_eq!(read(&mut client, &file, 9), format!("{number:9}").as_bytes());
+            let stable = if number % 2 == 0 { FILE_SYNC } else { UNSTABLE };
+            let (_, verifier) = write(&mut client, &file, 0, stable, b"is").unwrap();
+            if stable == UNSTABLE {
+                assert_eq!(commit(&mut client, &file), Ok(verifier));
+            }
+            // What is kept between calls has reached its bounds: that of replies is the last.
+            if number == 10_000 {
+                resident_before = resident();
+            }
+            if number % 1000 == 0 {
+                let open = fs::read_dir("/proc/self/fd").unwrap().count();
+                let kept = serving.nfs.files().fs_counters().descriptors;
+                assert!(kept <= OPEN_MAX / 2 && open <= OPEN_MAX * 3 / 4, "{kept} kept of {open} after {number} files");
+            }
+        }
+        let grown = resident().saturating_sub(resident_before);
+        assert!(grown < 4 << 10, "{grown} KiB more for {} files more", count - 10_000);
+        assert!(serving.nfs.files().fs_counters().evicted > count as u64 / 2);
+        serving.stop();
+        for number in 0..count {
+            let expected = format!("is{}", &format!("{number:9}")[2..]);
+            assert_eq!(fs::read_to_string(data(&number.to_string())).unwrap(), expected);
+        }
     });
 }
 
