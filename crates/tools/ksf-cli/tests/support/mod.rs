@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output, Stdio};
 
-pub(crate) use ksf_test::{Folder, PATIENCE, Running, root_or_skip, skip, stderr, stdout, succeeds, wait_until};
+pub(crate) use ksf_test::{Folder, PATIENCE, Running, skip, stderr, stdout, succeeds, wait_until};
 use ksf_test::{install, ip, own_network_or_skip, own_run_or_skip};
 use rustix::process::Signal;
 
