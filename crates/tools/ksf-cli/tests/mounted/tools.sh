@@ -1,65 +1,99 @@
-# What people do on a file system, and what tests of file systems do. Each line that begins with "==" names the next one.
-step() { echo "== $*"; }
+# What people do on a file system, and what tests of file systems do: on NFS, and a shorter list on 9P, with $CACHES all of that list.
+# Each line that begins with "==" names the next step, and has the seconds since the machine was started.
+step() {
+    read -r uptime idle </proc/uptime
+    echo "== $uptime $*"
+}
+
+# people SOURCES ENTRIES: here, with a source file for each word of SOURCES, and this many entries in a long folder.
+people() {
+    step "$PWD: a repository, its clone and a build"
+    git init -q --template= source
+    cd source
+    for number in $1; do
+        echo "int f$number(void) { return $number; }" >f$number.c
+    done
+    echo 'int f1(void); int main(void) { return f1() - 1; }' >main.c
+    printf 'program: $(patsubst %%.c,%%.o,$(wildcard *.c))\n\tgcc -o $@ $^\n' >Makefile
+    git add .
+    git -c user.name=tests -c user.email=tests@example.org commit -q -m first
+    cd ..
+    git clone -q --template= source clone
+    cd clone
+    git fsck --strict --no-progress
+    make -s CC=gcc
+    ./program
+    test -z "$(git status --porcelain --untracked-files=no)"
+    cd ..
+
+    step "$PWD: tar, find, diff and rm"
+    tar cf all.tar source clone
+    mkdir out
+    tar xf all.tar -C out
+    diff -r source out/source
+    diff -r clone out/clone
+    test "$(find source clone -type f | wc -l)" = "$(find out -type f | wc -l)"
+    mkdir many
+    cd many
+    seq -f 'entry-with-a-longer-name-%g' "$2" | xargs touch
+    test "$(ls | wc -l)" = "$2"
+    find . -name '*7' -delete
+    test "$(ls | wc -l)" = $(($2 - $2 / 10))
+    cd ..
+    rm -r out many
+    test ! -e out
+}
 
 cd /mnt
-step a repository, its clone and a build
-git init -q source
-cd source
-for number in 1 2 3; do
-    echo "int f$number(int x) { return x + $number; }" >f$number.c
-done
-echo 'int f1(int), f2(int), f3(int); int main(void) { return f1(f2(f3(36))) - 42; }' >main.c
-printf 'program: f1.o f2.o f3.o main.o\n\tgcc -o $@ $^\n' >Makefile
-git add .
-git -c user.name=tests -c user.email=tests@example.org commit -q -m first
-cd ..
-git clone -q source clone
-cd clone
-git fsck --strict --no-progress
-make -s CC=gcc
-./program
-test -z "$(git status --porcelain --untracked-files=no)"
-cd ..
+people '1 2 3' 1000
 
-step tar, find, diff and rm
-tar cf all.tar source clone
-mkdir out
-tar xf all.tar -C out
-diff -r source out/source
-diff -r clone out/clone
-test "$(find source clone -type f | wc -l)" = "$(find out -type f | wc -l)"
-mkdir many
-cd many
-seq -f 'entry-with-a-longer-name-%g' 1000 | xargs touch
-test "$(ls | wc -l)" = 1000
-find . -name '*7' -delete
-test "$(ls | wc -l)" = 900
-cd ..
-rm -r out many
-test ! -e out
-
-step fsx
+step /mnt: fsx
 /fsx -N 1000 -S 7 -q -P /tmp /mnt/fsx
 
-step fio
+step /mnt: fio
 fio --name=cached --directory=/mnt --size=1m --bs=4k --rw=randwrite --verify=crc32c --fallocate=none --thread --minimal >/dev/null
 fio --name=direct --directory=/mnt --size=512k --bs=4k --rw=randwrite --direct=1 --verify=crc32c --fallocate=none --thread --minimal >/dev/null
 
-step postmark
+step /mnt: postmark
 printf 'set location /mnt\nset number 50\nset transactions 50\nrun\nquit\n' >/tmp/postmark
 postmark /tmp/postmark | grep -A1 '^Deleting files'
 
-step dbench
+step /mnt: dbench
 dbench -t 2 -D /mnt -c /load.txt 2 | grep '^Throughput'
 
-step stress-ng
+step /mnt: stress-ng
 set --
 for stressor in access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod msync open rename revio seek touch utime; do
     set -- "$@" --$stressor 1 --$stressor-ops 5
 done
 stress-ng --verify --temp-path /mnt --timeout 5 "$@" 2>/dev/null
 
-step sums
+step /mnt: sums
 find . -type f -print0 | sort -z | xargs -0 sha256sum >/tmp/sums
 cp /tmp/sums /mnt/sums
+
+printf '[weights]\nclose_open = 1\nfsync = 1\nfdatasync = 1\n' >/tmp/mapped
+# Without a cache the client shares no mapping of a file that is open for writing.
+(cat /tmp/mapped; printf 'mapread = 0\nmapwrite = 0\n') >/tmp/none
+mkdir /9p
+for cache in none mmap loose; do
+    options="trans=tcp,port=$PORT_9P,version=9p2000.L,aname=$EXPORT_9P,msize=1048576,access=user,cache=$cache"
+    mount -t 9p -o "$options" 10.0.2.2 /9p
+    mkdir /9p/$cache
+    cd /9p/$cache
+    case $CACHES in *$cache*) people 1 50 ;; esac
+    step "$PWD: fsx"
+    config=/tmp/mapped
+    test $cache != none || config=/tmp/none
+    /fsx -f $config -N 300 -S 7 -q -P /tmp fsx
+    step "$PWD: sums"
+    cd /9p
+    find $cache -type f -print0 | sort -z | xargs -0 sha256sum >>/tmp/sums-9p
+    cd /
+    # With cache=loose, and of mapped files, data is written now.
+    umount /9p
+done
+mount -t 9p -o "$options" 10.0.2.2 /9p
+cp /tmp/sums-9p /9p/sums
+umount /9p
 step end
