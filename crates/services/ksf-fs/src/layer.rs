@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags, Statx};
+use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Resource, getrlimit};
 
@@ -32,8 +32,6 @@ use crate::uncommitted::{Uncommitted, Verifier};
 const LOCKS: usize = 1024;
 /// Bytes of a name, at most.
 const NAME_BYTES_MAX: usize = 255;
-/// Folders between an object and the root, at most: paths have 4096 bytes.
-pub(crate) const DEPTH_MAX: usize = 2048;
 
 /// How a name is looked up: in its folder, on its mount, and never through a link.
 pub(crate) const INSIDE: ResolveFlags = ResolveFlags::BENEATH
@@ -625,38 +623,6 @@ pub(crate) fn name_error(errno: Errno) -> FsError {
         Errno::XDEV => ErrorKind::MountPoint.into(),
         errno => errno.into(),
     }
-}
-
-/// Opens the folder that a folder lies in, on the same mount.
-pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
-    let resolve = INSIDE.difference(ResolveFlags::BENEATH);
-    rustix::fs::openat2(folder, c"..", OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve)
-}
-
-/// An error unless the root of the export is above the folder, or is it: a local program may have moved it away.
-pub(crate) fn check_inside(export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
-    let outside = || FsError::new(ErrorKind::Stale);
-    let mut above: Option<OwnedFd> = None;
-    for _ in 0..DEPTH_MAX {
-        let at = above.as_ref().unwrap_or(folder);
-        let stat = rustix::fs::statx(at, c"", AtFlags::EMPTY_PATH, ASKED)?;
-        if stat.stx_ino == export.root_inode && (stat.stx_dev_major, stat.stx_dev_minor) == export.device {
-            return Ok(());
-        }
-        let next = open_up(at).map_err(|errno| match errno {
-            // There may be a way up.
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM => errno.into(),
-            _ => outside(),
-        })?;
-        let up = rustix::fs::statx(&next, c"", AtFlags::EMPTY_PATH, ASKED)?;
-        let device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor);
-        if (up.stx_ino, device(&up)) == (stat.stx_ino, device(&stat)) {
-            // The root of all is its own parent. All subvolumes of btrfs have one number, so it takes the device, too.
-            return Err(outside());
-        }
-        above = Some(next);
-    }
-    Err(outside())
 }
 
 /// A name that can be looked up.

@@ -38,6 +38,7 @@ mod files;
 mod groups;
 mod handle;
 mod handle_cache;
+mod inside;
 mod lane;
 mod lanes;
 mod layer;

@@ -10,8 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
-use crate::layer::DEPTH_MAX;
 use crate::lru::Lru;
+
+/// Folders between an object and the root, at most: each use of a handle opens them all.
+const DEPTH_MAX: usize = 2048;
 
 /// The table, bounded in entries; an entry takes about 250 bytes and its name.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use crate::common::{Served, kind, on_lane, root, wait_until_old};
-use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource};
+use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource, SetAttr, Squash};
 use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip};
 
 /// Why a path cannot be exported beside those that are.
@@ -290,6 +290,30 @@ fn entries_that_become_mount_points_lose_handle_and_attributes() {
         }
     };
     std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
+}
+
+/// Handles reach folders whose paths are longer than the kernel's.
+#[test]
+fn the_way_up_is_open_at_any_depth() {
+    const DEPTH: usize = 2200;
+    let Some(()) = root_or_skip("file handles") else { return };
+    on_lane(|lane| {
+        let options = ExportOptions { squash: Squash::None, sync_names: false, ..ExportOptions::default() };
+        let served = Served::new(options);
+        let mut chain = vec![served.root().clone()];
+        for _ in 0..DEPTH {
+            let made = served.fs.mkdir(lane, &root(), chain.last().unwrap(), b"d", &SetAttr::default());
+            chain.push(made.result.unwrap().handle);
+        }
+        for depth in [1, 2046, 2047, 2048, 2049, DEPTH] {
+            let above = served.fs.lookup(lane, &root(), &chain[depth], b"..").result.unwrap();
+            assert_eq!(above.handle, chain[depth - 1], "at {depth}");
+        }
+        // Programs that remove the test's folder by its path cannot go as deep.
+        for folder in chain.iter().rev().skip(1) {
+            served.fs.rmdir(lane, &root(), folder, b"d").result.unwrap();
+        }
+    });
 }
 
 /// A folder that was moved out has no way back into what lies around it.

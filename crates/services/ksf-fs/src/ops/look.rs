@@ -11,8 +11,9 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
+use crate::inside::{check_inside, open_up};
 use crate::lane::Lane;
-use crate::layer::{Fs, Node, check_inside, checked_name, name_error, open_up};
+use crate::layer::{Fs, Node, checked_name, name_error};
 use crate::rights::Question;
 use crate::sys;
 
@@ -102,7 +103,7 @@ impl Fs {
         if name.as_c_str() == c".." && !is_root {
             let above = lane.as_caller(&call.caller, || self.with_room(|| open_up(&node.descriptor)))?;
             let above = above.map_err(name_error)?;
-            check_inside(call.export, &above)?;
+            check_inside(&self.process, call.export, &above)?;
             return self.found(call.export, above, Mode::Path, None);
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";

@@ -1,0 +1,216 @@
+//! Is a directory below the root of an export? A local program may have moved it away, and `..` leads out of it then.
+//!
+//! Going up level by level takes three system calls for each, and clients make directories thousands deep. The kernel tells the
+//! path of an open directory in one (`/proc/self/fd`, d_path()), which says how many levels the root is above it, and goes that
+//! far up in one more. Only the numbers of what lies there decide: in a bind mount, the path of a directory that was moved
+//! out of the mount may look as if it lay below the root. Beyond 4095 bytes the kernel tells no path; from there the way goes up
+//! until it does.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ResolveFlags, Statx};
+use rustix::io::{Errno, Result as SysResult};
+
+use crate::attr::ASKED;
+use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
+use crate::layer::{INSIDE, OBJECT, process_name};
+
+/// Levels that one call goes up: a path has 4095 bytes at most.
+const UP_MAX: usize = 1024;
+/// Looks before a directory is outside: a local program may move it, or the root, between the steps of one look.
+const TRIES: usize = 4;
+
+/// Opens the folder that a folder lies in, on the same mount.
+pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
+    go_up(folder, 1)
+}
+
+/// An error unless the root of the export is above the folder, or is it. `process`: `/proc/self/fd`.
+pub(crate) fn check_inside(process: &OwnedFd, export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
+    let root = (export.root_inode, export.device);
+    for _ in 0..TRIES {
+        let look = Look { process, root, root_path: read_path(process, &export.root_descriptor)? };
+        match look.at(folder) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno.into()),
+            Err(_) => break,
+        }
+    }
+    Err(ErrorKind::Stale.into())
+}
+
+/// Where a directory is by its path.
+enum Place {
+    /// So many levels below the root.
+    Below(usize),
+    /// The root is below it.
+    Above,
+    Elsewhere,
+    /// The path is too long to be told.
+    Deep,
+}
+
+struct Look<'a> {
+    process: &'a OwnedFd,
+    /// Inode and device of the root.
+    root: (u64, (u32, u32)),
+    root_path: Vec<u8>,
+}
+
+impl Look<'_> {
+    /// False: the root is not above it, or one of them was moved meanwhile.
+    fn at(&self, folder: &OwnedFd) -> SysResult<bool> {
+        let mut at = go_up(folder, 0)?;
+        let mut place = self.place(&at)?;
+        let (mut step, mut overshot) = (1, false);
+        loop {
+            match place {
+                Place::Below(levels) => return self.is_root_above(at, levels),
+                Place::Above | Place::Elsewhere => return Ok(false),
+                Place::Deep => {}
+            }
+            let next = go_up(&at, step).and_then(|next| Ok((self.place(&next)?, next)));
+            match next {
+                // The root lies between.
+                Ok((Place::Above, _)) | Err(Errno::XDEV) if step > 1 => (step, overshot) = (step / 2, true),
+                next => {
+                    (place, at) = next?;
+                    if !overshot {
+                        step = (2 * step).min(UP_MAX);
+                    }
+                }
+            }
+        }
+    }
+
+    fn place(&self, at: &OwnedFd) -> SysResult<Place> {
+        match read_path(self.process, at) {
+            Ok(path) => Ok(place_of(&self.root_path, &path)),
+            Err(Errno::NAMETOOLONG) => Ok(Place::Deep),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn is_root_above(&self, mut at: OwnedFd, mut levels: usize) -> SysResult<bool> {
+        while levels > 0 {
+            let step = levels.min(UP_MAX);
+            at = match go_up(&at, step) {
+                Err(Errno::XDEV) => return Ok(false),
+                at => at?,
+            };
+            levels -= step;
+        }
+        let Statx { stx_ino, stx_dev_major, stx_dev_minor, .. } =
+            rustix::fs::statx(&at, c"", AtFlags::EMPTY_PATH, ASKED)?;
+        Ok((stx_ino, (stx_dev_major, stx_dev_minor)) == self.root)
+    }
+}
+
+fn place_of(root: &[u8], path: &[u8]) -> Place {
+    // The root of all is written "/", others have none at their end.
+    let below = |above: &[u8], path: &[u8]| {
+        let above = above.strip_suffix(b"/").unwrap_or(above);
+        let rest = path.strip_prefix(above).filter(|rest| rest.first() == Some(&b'/'))?;
+        Some(if rest == b"/" { 0 } else { rest.iter().filter(|byte| **byte == b'/').count() })
+    };
+    match below(root, path) {
+        _ if root == path => Place::Below(0),
+        Some(levels) => Place::Below(levels),
+        None if below(path, root).is_some() => Place::Above,
+        None => Place::Elsewhere,
+    }
+}
+
+fn read_path(process: &OwnedFd, at: &OwnedFd) -> SysResult<Vec<u8>> {
+    Ok(rustix::fs::readlinkat(process, process_name(at), Vec::new())?.into_bytes())
+}
+
+/// Opens the folder that many levels above a folder, on the same mount.
+fn go_up(folder: &OwnedFd, levels: usize) -> SysResult<OwnedFd> {
+    let path = if levels == 0 { ".".into() } else { "../".repeat(levels) };
+    let resolve = INSIDE.difference(ResolveFlags::BENEATH);
+    rustix::fs::openat2(folder, path.as_str(), OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn open(path: &str) -> OwnedFd {
+        File::open(path).unwrap().into()
+    }
+
+    /// Makes directories in each other, and opens the last.
+    fn chain(from: &OwnedFd, name: &str, depth: usize) -> OwnedFd {
+        let mut at = from.try_clone().unwrap();
+        for _ in 0..depth {
+            rustix::fs::mkdirat(&at, name, Permissions::RWXU).unwrap();
+            at = rustix::fs::openat(&at, name, OBJECT | OFlags::DIRECTORY, Permissions::empty()).unwrap();
+        }
+        at
+    }
+
+    /// Removes such directories, from the last to the first.
+    fn unchain(mut at: OwnedFd, name: &str, depth: usize) {
+        for _ in 0..depth {
+            let above = go_up(&at, 1).unwrap();
+            rustix::fs::unlinkat(&above, name, AtFlags::REMOVEDIR).unwrap();
+            at = above;
+        }
+    }
+
+    #[test]
+    fn a_path_says_where_a_directory_is() {
+        let place = |root: &str, path: &str| match place_of(root.as_bytes(), path.as_bytes()) {
+            Place::Below(levels) => levels as i32,
+            Place::Above => -1,
+            Place::Elsewhere => -2,
+            Place::Deep => unreachable!(),
+        };
+        for (root, path, expected) in [
+            ("/a/b", "/a/b", 0),
+            ("/a/b", "/a/b/c/d", 2),
+            ("/a/b", "/a/bc", -2),
+            ("/a/b", "/a", -1),
+            ("/a/b", "/", -1),
+            ("/a/b", "/c", -2),
+            ("/", "/", 0),
+            ("/", "/a", 1),
+            ("/", "/a/b", 2),
+        ] {
+            assert_eq!(place(root, path), expected, "{path} for {root}");
+        }
+    }
+
+    /// Inside and outside, with paths that the kernel tells and with longer ones.
+    #[test]
+    fn a_directory_of_any_depth_is_known_to_be_inside() {
+        let (outer, process) = (ksf_test::folder(), open("/proc/self/fd"));
+        let make = |name: &str| {
+            let path = format!("{}/{name}", outer.display());
+            std::fs::create_dir(&path).unwrap();
+            open(&path)
+        };
+        let (root, beside) = (make("root"), make("beside"));
+        let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, ASKED).unwrap();
+        let look = Look {
+            process: &process,
+            root: (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)),
+            root_path: read_path(&process, &root).unwrap(),
+        };
+        assert_eq!(look.at(&root), Ok(true));
+        assert_eq!(look.at(&open(outer.to_str().unwrap())), Ok(false));
+        let long = "n".repeat(255);
+        for (name, depth) in [("d", 1), ("d", 2100), (long.as_str(), 15), (&long, 17), (&long, 100)] {
+            for (folder, expected) in [(&root, Ok(true)), (&beside, Ok(false))] {
+                let end = chain(folder, name, depth);
+                assert_eq!(look.at(&end), expected, "{depth} of {} bytes", name.len());
+                unchain(end, name, depth);
+            }
+        }
+    }
+}
