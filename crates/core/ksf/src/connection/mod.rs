@@ -75,8 +75,6 @@ pub struct Connection<T: ?Sized = dyn Session> {
     counted_bytes: usize,
     /// What the service keeps of the peer, as the shard's budget knows it.
     session_bytes: u32,
-    /// The service said so behind its last message.
-    is_stranger: bool,
     /// The longest deferred reply so far, or what fits in here: what the next one is assumed to need.
     expected_bytes: u32,
     next_ticket: u64,
@@ -154,7 +152,6 @@ impl Connection {
             passing_bytes: 0,
             counted_bytes: 0,
             session_bytes: 0,
-            is_stranger: false,
             expected_bytes: EXPECTED_REPLY_BYTES as u32,
             next_ticket: 0,
             messages: 0,

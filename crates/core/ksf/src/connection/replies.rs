@@ -69,8 +69,7 @@ impl Connection {
             output.truncate(before);
         }
         // After a panic the state is kept until the connection has ended, and counts until then.
-        let SessionState { is_stranger, bytes, awaits_rest } = state.unwrap_or_else(|Panicked| self.state());
-        self.is_stranger = is_stranger;
+        let SessionState { bytes, awaits_rest, .. } = state.unwrap_or_else(|Panicked| self.state());
         let session_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if session_bytes != self.session_bytes {
             env.budget.recount_session(self.session_bytes as usize, session_bytes as usize);
@@ -114,7 +113,7 @@ impl Connection {
         let close = self.call_in_order(bytes.len(), env, |session, reply| session.call(&message, reply));
         self.close_if_asked(close, env);
         // Behind what it does not read more of its messages would wait, a receive slot full of them.
-        if self.is_stranger && self.queued_bytes() > STRANGER_REPLIES_MAX {
+        if self.queued_bytes() > STRANGER_REPLIES_MAX && self.state().is_stranger {
             self.close(CloseReason::ReplyLimit, env);
         }
     }
