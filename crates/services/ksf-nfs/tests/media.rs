@@ -477,6 +477,66 @@ fn a_medium_that_takes_nothing_more_is_told_and_other_exports_go_on() {
     });
 }
 
+/// Arguments of each procedure that makes an object or a name: number and arguments.
+fn making(root: &[u8], file: &[u8], name: &str) -> Vec<(u32, Vec<u8>)> {
+    let new = named(root, name);
+    let mut symlink = [new.clone(), mode(0o777)].concat();
+    symlink.put_opaque(b"target");
+    vec![
+        (8, [new.clone(), words(&[0]), mode(0o644)].concat()),
+        (8, [new.clone(), words(&[1]), mode(0o644)].concat()),
+        (8, [new.clone(), words(&[2, 1, 2])].concat()),
+        (9, [new.clone(), mode(0o755)].concat()),
+        (10, symlink),
+        (11, [new.clone(), words(&[7]), mode(0o644)].concat()),
+        (15, [handle(file), new].concat()),
+    ]
+}
+
+#[test]
+fn calls_that_make_something_tell_that_no_inode_is_left_and_others_go_on() {
+    with_mounts(|| {
+        fs::create_dir(DISK).unwrap();
+        // The kernel counts each link as an inode, too (mm/shmem.c, shmem_link).
+        succeeds(&["mount", "-t", "tmpfs", "-o", "nr_inodes=16", "tmpfs", DISK]);
+        let place = Place::new();
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let file = client.create(&root, "file");
+        let mut kept = vec!["file".to_owned()];
+        while create(&mut client, &root, &format!("{}", kept.len())) == OK {
+            kept.push(kept.len().to_string());
+        }
+        for (procedure, args) in making(&root, &file, "new") {
+            assert_eq!(client.nfs(procedure, &args).0, NOSPC, "procedure {procedure}");
+        }
+        // None of them has left something, and what takes no inode is done.
+        for (procedure, args) in [
+            (2, [handle(&file), mode(0o600), words(&[0])].concat()),
+            (7, write_args(&file, 0, FILE_SYNC, b"text")),
+            (14, [named(&root, "file"), named(&root, "moved")].concat()),
+        ] {
+            assert_eq!(client.nfs(procedure, &args).0, OK, "procedure {procedure}");
+        }
+        kept[0] = "moved".into();
+        kept.sort_unstable();
+        let mut names: Vec<String> =
+            fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        assert_eq!(names, kept);
+        // Each has room again once an object has gone.
+        kept.retain(|name| name != "moved");
+        for (number, (procedure, _)) in making(&root, &file, "").into_iter().enumerate() {
+            let (name, gone) = (format!("new-{number}"), kept.pop().unwrap());
+            client.done(12, &named(&root, &gone));
+            let (_, args) = making(&root, &file, &name).swap_remove(number);
+            assert_eq!(client.nfs(procedure, &args).0, OK, "procedure {procedure}");
+        }
+        serving.stop();
+    });
+}
+
 #[test]
 fn a_file_system_that_becomes_read_only_is_told_and_read() {
     with_mounts(|| {
@@ -490,23 +550,15 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
         // A file that is open for writing would stand in the way.
         commit(&mut client, &file).unwrap();
         succeeds(&["mount", "-o", "remount,ro", DISK]);
-        let new = named(&root, "new");
-        let mut symlink = [new.clone(), mode(0o777)].concat();
-        symlink.put_opaque(b"target");
-        for (procedure, args) in [
+        let others = [
             (2, [handle(&file), mode(0o600), words(&[0])].concat()),
             (7, write_args(&file, 0, UNSTABLE, b"more")),
             (7, write_args(&file, 0, FILE_SYNC, b"more")),
-            (8, [new.clone(), words(&[0]), mode(0o644)].concat()),
-            (8, [new.clone(), words(&[2, 1, 2])].concat()),
-            (9, [new.clone(), mode(0o755)].concat()),
-            (10, symlink),
-            (11, [new.clone(), words(&[7]), mode(0o644)].concat()),
             (12, named(&root, "file")),
             (13, named(&root, "folder")),
-            (14, [named(&root, "file"), new.clone()].concat()),
-            (15, [handle(&file), new.clone()].concat()),
-        ] {
+            (14, [named(&root, "file"), named(&root, "new")].concat()),
+        ];
+        for (procedure, args) in making(&root, &file, "new").into_iter().chain(others) {
             assert_eq!(client.nfs(procedure, &args).0, ROFS, "procedure {procedure}");
         }
         assert_eq!(read(&mut client, &file, 4), b"text");
