@@ -6,7 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ksf_fs::{Credential as Caller, ErrorKind, FileType, Handle, Lane, Lanes, Length};
+use ksf::Peer;
+use ksf_fs::{Credential as Caller, ErrorKind, Exported, FileType, Handle, Lane, Lanes, Length};
 use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
@@ -22,15 +23,20 @@ const PATH_LIMIT_BYTES: u32 = 1024;
 const MOUNTS_MAX: usize = 1024;
 const ADDRESS_MOUNTS_MAX: usize = 64;
 
-/// Bytes that a list has in DUMP, at most: it must fit into a datagram, and be none that is worth sending to somebody else.
-const DUMP_BYTES_MAX: usize = 8 << 10;
+/// Bytes of a mount in DUMP, at most: an address, a path, their lengths and what tells that there is one.
+const DUMPED_BYTES_MAX: usize = 64 + PATH_LIMIT_BYTES as usize;
+
+/// Bytes of a list that leaves by datagram, at most: for each byte of its call, and in all. With its head the reply has three times
+/// the bytes of the call, as RFC 9000 section 8.1 allows for a peer whose address is not verified.
+const DATAGRAM_LIST_FACTOR: usize = 2;
+const DATAGRAM_LIST_BYTES_MAX: usize = 8 << 10;
 
 /// Results of MNT: a status, a handle, a flavour.
 const RESULTS_BYTES_MAX: usize = 256;
 
 const NULL: u32 = 0;
 const MNT: u32 = 1;
-const DUMP: u32 = 2;
+pub(crate) const DUMP: u32 = 2;
 const UMNT: u32 = 3;
 const UMNTALL: u32 = 4;
 const EXPORT: u32 = 5;
@@ -49,6 +55,9 @@ impl Mounts {
     }
 
     fn note(&self, ip: Option<IpAddr>, path: Vec<u8>) {
+        if path.len() > PATH_LIMIT_BYTES as usize {
+            return;
+        }
         let mut mounts = self.lock();
         let of_address = mounts.range((ip, Vec::new())..).take_while(|(by, _)| *by == ip).count();
         if mounts.len() < MOUNTS_MAX && of_address < ADDRESS_MOUNTS_MAX {
@@ -58,6 +67,11 @@ impl Mounts {
 
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
+    }
+
+    /// Most bytes of the results of DUMP.
+    pub(crate) fn dump_bytes_max(&self) -> usize {
+        4 + self.len() * DUMPED_BYTES_MAX
     }
 
     /// How many each client has.
@@ -92,7 +106,7 @@ impl MountProgram {
             return refuse(Status::ACCES, reply);
         }
         let root = exported.export.root().clone();
-        let path = path.into_os_string().into_vec();
+        let path = noted_path(exported, &below);
         if below.is_empty() {
             self.core.mounts.note(sender.ip(), path);
             return reply.results(|out| {
@@ -131,22 +145,19 @@ impl MountProgram {
         match call.procedure {
             NULL => reply.void(),
             MNT => self.mount(call, reply),
-            DUMP => reply.results(|out| {
-                let begin = out.len();
+            DUMP => list(call, reply, |out| {
                 for (ip, path) in self.core.mounts.lock().iter() {
-                    if out.len() - begin > DUMP_BYTES_MAX {
-                        break;
-                    }
                     out.put_bool(true);
                     out.put_opaque(ip.map_or_else(|| "localhost".to_owned(), |ip| ip.to_string()).as_bytes());
                     out.put_opaque(path);
                 }
                 out.put_bool(false);
-                Ok(())
             }),
             UMNT => match read_path(call.args) {
                 Ok(path) => {
-                    self.core.mounts.lock().remove(&(ip, path.into_os_string().into_vec()));
+                    if let Some((exported, below)) = self.core.exports.of_path(&path) {
+                        self.core.mounts.lock().remove(&(ip, noted_path(exported, &below)));
+                    }
                     reply.void()
                 }
                 Err(error) => reply.error(error),
@@ -155,7 +166,7 @@ impl MountProgram {
                 self.core.mounts.lock().retain(|(mounted_by, _)| *mounted_by != ip);
                 reply.void()
             }
-            EXPORT => reply.results(|out| {
+            EXPORT => list(call, reply, |out| {
                 for exported in &self.core.exports.all {
                     out.put_bool(true);
                     out.put_opaque(exported.export.path().as_os_str().as_bytes());
@@ -166,11 +177,30 @@ impl MountProgram {
                     out.put_bool(false);
                 }
                 out.put_bool(false);
-                Ok(())
             }),
             _ => reply.error(ProcError::ProcUnavail),
         }
     }
+}
+
+/// Answers with a list. By datagram it is refused if it is long: an empty one would keep the client from asking by TCP.
+fn list(call: &RpcCall<'_>, reply: RpcReply<'_>, put: impl FnOnce(&mut Vec<u8>)) -> Answered {
+    let bytes_max = match call.peer() {
+        Peer::Udp(_) => (DATAGRAM_LIST_FACTOR * call.message().bytes().len()).min(DATAGRAM_LIST_BYTES_MAX),
+        _ => usize::MAX,
+    };
+    reply.results(|out| {
+        let begin = out.len();
+        put(out);
+        if out.len() - begin > bytes_max { Err(ProcError::ProcUnavail) } else { Ok(()) }
+    })
+}
+
+/// The one spelling of a path by which a mount is noted: the export's own, without symbolic links, and the names below it.
+fn noted_path(exported: &Exported, below: &[PathBuf]) -> Vec<u8> {
+    let mut path = exported.export.path().to_owned();
+    path.extend(below);
+    path.into_os_string().into_vec()
 }
 
 fn read_path(args: &[u8]) -> Result<PathBuf, ProcError> {

@@ -6,13 +6,13 @@ use std::time::Instant;
 use ksf::Peer;
 use ksf::pool::Chunk;
 use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender, WarmTurn};
-use ksf_proto::oncrpc::{Call, Credential, NFS_PROGRAM};
+use ksf_proto::oncrpc::{Call, Credential, MOUNT_PROGRAM, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
 use crate::activity::{Activity, Cells, Connection};
 use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Ticket};
-use crate::mount::Mounts;
+use crate::mount::{DUMP, Mounts};
 use crate::procedure::Procedure;
 use crate::request::{Refusal, Request, results_bytes_max, status_of};
 use crate::results::{Failed, Ran, ReadDone, Warmed, committed, put_not_begun, read, run};
@@ -77,9 +77,10 @@ impl NfsProgram {
     /// Most bytes that the reply to a message may have.
     pub(crate) fn reply_bytes(&self, message: &[u8]) -> usize {
         let Ok(call) = Call::parse(message) else { return 0 };
-        match Procedure::of(call.procedure).filter(|_| call.program == NFS_PROGRAM) {
-            Some(procedure) => results_bytes_max(procedure, call.args, self.core.transfer_bytes_max),
-            None => 0,
+        match (call.program, Procedure::of(call.procedure)) {
+            (NFS_PROGRAM, Some(procedure)) => results_bytes_max(procedure, call.args, self.core.transfer_bytes_max),
+            (MOUNT_PROGRAM, _) if call.procedure == DUMP => self.core.mounts.dump_bytes_max(),
+            _ => 0,
         }
     }
 

@@ -576,6 +576,46 @@ fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
     serving.stop();
 }
 
+/// A datagram's sender may be another one than it says: a list that is much longer than the call would hit a victim.
+#[test]
+fn no_list_by_datagram_is_longer_than_three_times_its_call() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let socket = ksf_test::stream::datagrams(serving.udp());
+    let mut buffer = vec![0; 65_536];
+    let (mut given, mut refused) = (0, 0);
+    for number in 0..64 {
+        let name = number.to_string().repeat(100);
+        fs::create_dir(place.path(&name)).unwrap();
+        client.mnt(&place.path(&name)).unwrap();
+        let list = client.mount(2, &[]);
+        // Arguments that DUMP does not have make the call longer, as a long credential does.
+        for padding in [0, 4, 1000, 4000, 30_000] {
+            let message = client.message(MOUNT_PROGRAM, 3, 2, &vec![0; padding]);
+            socket.send(&message).unwrap();
+            let length = socket.recv(&mut buffer).unwrap();
+            assert!(length <= 3 * message.len() && length <= 8500, "{length} bytes to {}", message.len());
+            let reply = Reply::parse(&buffer[..length]).unwrap();
+            if reply.status == ReplyStatus::Accepted(Accepted::Success) {
+                assert_eq!(reply.results, list, "a list that is given is whole");
+                given += 1;
+            } else {
+                assert_eq!(reply.status, ReplyStatus::Accepted(Accepted::ProcUnavail));
+                refused += 1;
+            }
+        }
+    }
+    assert!(given > 0 && refused > 0, "{given} {refused}");
+    // By a stream the client has all.
+    assert!(client.mount(2, &[]).len() > 64 * 100);
+    // A list that is short.
+    socket.send(&client.message(MOUNT_PROGRAM, 3, 5, &[])).unwrap();
+    let length = socket.recv(&mut buffer).unwrap();
+    assert_eq!(Reply::parse(&buffer[..length]).unwrap().results, client.mount(5, &[]));
+    serving.stop();
+}
+
 /// The ways of a call: on a lane, and on the shard when the kernel has all of it in memory.
 #[test]
 fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {

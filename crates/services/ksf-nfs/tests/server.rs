@@ -299,23 +299,19 @@ fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
         paths
     };
     let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
-    assert_eq!(dumped(&mut client), [path(""), path("a/b/")], "and nothing that was refused");
+    assert_eq!(dumped(&mut client), [path(""), path("a/b")], "and nothing that was refused");
+    // However a client spells a path.
+    assert_eq!(client.mnt(&place.path("a/.//b/////")), client.mnt(&place.path("a/b")));
+    assert_eq!(dumped(&mut client), [path(""), path("a/b")]);
     let mut args = Vec::new();
-    args.put_opaque(path("").as_bytes());
+    args.put_opaque(format!("{}//.//", path("")).as_bytes());
     assert!(client.mount(3, &args).is_empty());
-    assert!(!dumped(&mut client).contains(&path("")));
+    assert_eq!(dumped(&mut client), [path("a/b")]);
     assert!(client.mount(4, &[]).is_empty());
     assert!(dumped(&mut client).is_empty());
-    // One client has a part of the table, and a reply is short.
-    let below = "/.".repeat(450);
+    // One client has a part of the table.
     for number in 0..100 {
         fs::create_dir(place.path(&number.to_string())).unwrap();
-        client.mnt(&place.path(&format!("{number}{below}"))).unwrap();
-    }
-    let all = dumped(&mut client);
-    assert!(!all.is_empty() && all.len() < 20, "{}", all.len());
-    assert!(client.mount(4, &[]).is_empty());
-    for number in 0..100 {
         client.mnt(&place.path(&number.to_string())).unwrap();
     }
     assert_eq!(dumped(&mut client).len(), 64);
