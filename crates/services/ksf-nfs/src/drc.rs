@@ -15,11 +15,13 @@
 //! ```
 //!
 //! **What a request is known by** ([`RequestKey`]): the client's address, the xid, program and procedure, and a checksum
-//! of the credential (without its stamp) and of the arguments. The credential has the name of the client's machine, so two
-//! clients behind one address are told apart by it, and where their names are the same by xid and arguments. The
-//! address has no port: a client that lost its connection asks again from another one. A credential that names no
+//! of the credential (without its stamp) and of all bytes of the arguments. The credential has the name of the client's
+//! machine, so two clients behind one address are told apart by it, and where their names are the same by xid and arguments.
+//! The address has no port: a client that lost its connection asks again from another one. A credential that names no
 //! machine (AUTH_NONE) tells too little for that. Its reply serves another connection only once the first one has ended
-//! ([`Origin`]).
+//! ([`Origin`]). The checksum is keyed, but for the data of a WRITE, which count by their CRC-32C. A client that forges it can
+//! have the WRITE of another client taken for its own only with that one's address, credential, xid, file and offset; with
+//! these it can write there itself.
 //!
 //! **Bounds**: entries and bytes. For a new request the oldest reply goes of the client whose replies take the most bytes, so that
 //! no client pushes out the replies to another one that has fewer. Of that client, replies to WRITE go first while they are at least
@@ -63,9 +65,8 @@ const STRIPES: usize = 16;
 /// What an entry takes without its reply: the key twice (map and queue), and the entry.
 pub const ENTRY_BYTES: usize = 2 * size_of::<RequestKey>() + 96;
 
-/// Bytes at the beginning and at the end of the arguments of a WRITE of which the checksum is made. Between them lie data only: handle,
-/// offset and count are at the beginning.
-const CHECKED_BYTES: usize = 256;
+/// Bytes at the beginning of the arguments of a WRITE, handle, offset and count among them. Behind them lie data only.
+const WRITE_HEAD_BYTES: usize = 256;
 
 /// Who sent a request, as far as the transport tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -357,16 +358,11 @@ impl<W> Drc<W> {
                 sys.gids.iter().for_each(|gid| gid.hash(&mut hasher));
             }
         }
-        call.args.len().hash(&mut hasher);
         let is_write = (call.program, call.procedure) == (NFS_PROGRAM, Procedure::Write as u32);
-        if is_write
-            && let (Some(first), Some(last)) =
-                (call.args.first_chunk::<CHECKED_BYTES>(), call.args.last_chunk::<CHECKED_BYTES>())
-        {
-            (first, last).hash(&mut hasher);
-        } else {
-            call.args.hash(&mut hasher);
-        }
+        let keyed_bytes = if is_write { call.args.len().min(WRITE_HEAD_BYTES) } else { call.args.len() };
+        let (keyed, data) = call.args.split_at(keyed_bytes);
+        // The keyed hash of 1 MiB takes the shard some milliseconds.
+        (call.args.len(), keyed, crc32c::crc32c(data)).hash(&mut hasher);
         // With the xid calls that are alike spread over the stripes.
         (client, call.xid).hash(&mut hasher);
         let checksum = hasher.finish();

@@ -165,15 +165,19 @@ fn each_part_of_a_call_tells_it_from_others() {
     assert_eq!(of_user(1, 1000), of_user(2, 1000), "a stamp is any number");
     assert_ne!(of_user(1, 1000), of_user(1, 1001));
     assert_ne!(of_user(1, 1000), plain);
-    // Long arguments: the beginning and the end, and the length.
+    // Every byte of long arguments, and their length, also of a WRITE.
     let long = vec![1; 1000];
-    let changed = |at: usize| {
-        let mut args = long.clone();
-        args[at] = 2;
-        key(client(), &call(1, &args))
-    };
-    let whole = key(client(), &call(1, &long));
-    assert!(changed(0) != whole && changed(999) != whole && key(client(), &call(1, &long[..999])) != whole);
+    for procedure in [Procedure::Write, Procedure::Rename] {
+        let key_of = |args: &[u8]| key(client(), &Call { procedure: procedure as u32, ..call(1, args) });
+        let whole = key_of(&long);
+        assert_eq!(whole, key_of(&long.clone()));
+        assert_ne!(whole, key_of(&long[..999]));
+        for at in 0..long.len() {
+            let mut args = long.clone();
+            args[at] = 2;
+            assert_ne!(whole, key_of(&args), "byte {at} of {procedure:?}");
+        }
+    }
 }
 
 #[test]
