@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::common::{Served, kind, on_lane, root};
 use ksf_test::{Helper, is_helper};
+use rustix::fs::StatVfsMountFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use ksf_fs::{
@@ -328,6 +329,8 @@ fn an_exclusive_call_that_is_sent_again_is_answered_alike() {
     on_lane(|lane| {
         let served = exclusive();
         let (layer, dir) = (&served.fs, served.root());
+        let mount = rustix::fs::statvfs(served.path("")).unwrap().f_flag;
+        let is_strict = !mount.intersects(StatVfsMountFlags::RELATIME | StatVfsMountFlags::NOATIME);
         for (at, verifier) in
             [[0; 8], [0xff; 8], [0x80, 0, 0, 0, 0x7f, 1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8]].iter().enumerate()
         {
@@ -338,6 +341,11 @@ fn an_exclusive_call_that_is_sent_again_is_answered_alike() {
             let first = create(lane, *verifier).result.unwrap();
             let second = create(lane, *verifier).result.unwrap();
             assert_eq!((&first.handle, first.attr.size), (&second.handle, 0));
+            // With `relatime` and `noatime` a reader does not change the times; with `strictatime` it does.
+            if !is_strict {
+                fs::read(served.path(&name)).unwrap();
+                assert_eq!(create(lane, *verifier).result.unwrap().handle, first.handle, "after a read");
+            }
             for byte in 0..8 {
                 let mut other = *verifier;
                 other[byte] ^= 0x80;

@@ -26,6 +26,9 @@ const TARGET_BYTES_MAX: usize = 4095;
 /// Greatest numbers of a device: mknod(2) takes 32 bits for both, and would make another device of more.
 const MAJOR_MAX: u32 = 0xfff;
 const MINOR_MAX: u32 = 0xf_ffff;
+/// First time of access that holds a verifier, in January 2038. The last of 65,536 seconds is before the end of 32 bits with sign,
+/// where Linux drops what is less than a second (`timestamp_truncate` of fs/inode.c).
+const ACCESS_SECONDS: u64 = 0x7ffe_0000;
 /// Permissions where the client names none: the owner's.
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
@@ -396,15 +399,16 @@ fn is_taken(export: &Export, object: &OwnedFd, how: &CreateHow) -> Result<bool, 
         })
 }
 
-/// The times that hold a verifier: 31 bits in the seconds of each, which every file system keeps, and the highest bits as half
-/// a second, because 32 bits would be beyond 2038.
+/// The times of access and of modification that hold a verifier.
+///
+/// The time of access is later than the other times and than now, so a reader does not change it with `relatime`
+/// (`relatime_need_update` of fs/inode.c). It has 16 bits in its seconds, the time of modification has 30: both fit into the 32
+/// bits with sign of ext4 with small inodes and of xfs without `bigtime`. Each has 9 more bits as milliseconds, which ext4 with
+/// inodes of 256 bytes, xfs, btrfs and tmpfs keep, as does every file system whose steps divide a millisecond.
 fn stored(verifier: [u8; 8]) -> (Time, Time) {
     let all = u64::from_be_bytes(verifier);
-    let time = |part: u32| Time {
-        seconds: i64::from(part & 0x7fff_ffff),
-        nanos: if part >> 31 == 1 { 500_000_000 } else { 0 },
-    };
-    (time((all >> 32) as u32), time(all as u32))
+    let time = |seconds: u64, millis: u64| Time { seconds: seconds as i64, nanos: (millis & 0x1ff) as u32 * 1_000_000 };
+    (time(ACCESS_SECONDS + (all >> 48), all >> 39), time(all >> 9 & 0x3fff_ffff, all))
 }
 
 fn times_of(verifier: [u8; 8]) -> SetAttr {
@@ -429,6 +433,10 @@ mod tests {
             let mut other = verifier;
             other[bit / 8] ^= 1 << (bit % 8);
             prop_assert_ne!(stored(verifier), stored(other));
+            let (atime, mtime) = stored(verifier);
+            // Later than now and than the other times, and before the end of 32 bits with sign.
+            let range = 2_147_000_000..i64::from(i32::MAX);
+            prop_assert!(range.contains(&atime.seconds) && mtime.seconds < range.start, "{atime:?} {mtime:?}");
             prop_assert!(check(&times_of(verifier)).is_ok());
         }
     }
