@@ -94,6 +94,40 @@ fn details_are_those_of_a_lookup() {
     });
 }
 
+/// As a local program does while a client lists: names change their objects between the look at the entries and that at the objects.
+#[test]
+fn an_entry_has_the_number_that_its_attributes_have_while_names_are_exchanged() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let [one, other, spare] = ["one", "other", "spare"].map(|name| served.path(name));
+        fs::write(&one, "1").unwrap();
+        fs::write(&other, "22").unwrap();
+        wait_until_old(&other);
+        // In the second round the handles are known.
+        for _ in 0..2 {
+            let (mut entries, mut is_first) = (Vec::new(), true);
+            let listed =
+                served.fs.list(lane, &root(), served.root(), Cursor::default(), Detail::Handles, &mut |entry| {
+                    // The kernel has told of all entries by now.
+                    if std::mem::take(&mut is_first) {
+                        for (from, to) in [(&one, &spare), (&other, &one), (&spare, &other)] {
+                            fs::rename(from, to).unwrap();
+                        }
+                    }
+                    entries.push((entry.name.to_vec(), entry.fileid, entry.found.unwrap()));
+                    true
+                });
+            assert!(listed.result.unwrap().eof);
+            assert_eq!(entries.len(), 4);
+            for (name, fileid, found) in entries {
+                assert_eq!(fileid, found.attr.fileid, "{name:?}");
+                let of_handle = served.fs.getattr(lane, &found.handle).unwrap();
+                assert_eq!((of_handle.fileid, of_handle.size), (found.attr.fileid, found.attr.size), "{name:?}");
+            }
+        }
+    });
+}
+
 #[test]
 fn entries_of_every_type_have_handle_and_attributes_of_a_lookup_also_when_names_change_their_objects() {
     let Some(()) = root_or_skip("devices") else { return };

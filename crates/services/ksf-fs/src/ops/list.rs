@@ -47,7 +47,8 @@ pub enum Detail {
 pub struct Entry<'a> {
     /// Its name: any bytes but '/' and NUL.
     pub name: &'a [u8],
-    /// The inode's number; of a mount inside of the export, that of the folder below it.
+    /// The inode's number, that of `found` if there is one. Of a mount inside of the export: that of the folder below it. Of a
+    /// subvolume: that of its name, and `found` has the one in the subvolume.
     pub fileid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,
@@ -170,11 +171,14 @@ impl Listing<'_> {
         // What lies above the root is not part of the export.
         let is_root = name == c".." && self.dir == self.export().root();
         let entry = Entry::of(raw);
-        Entry {
-            fileid: if is_root { self.node.attr.fileid } else { entry.fileid },
-            found: if self.detail == Detail::Handles { self.found(raw, is_root) } else { None },
-            ..entry
-        }
+        let found = if self.detail == Detail::Handles { self.found(raw, is_root) } else { None };
+        let fileid = match &found {
+            _ if is_root => self.node.attr.fileid,
+            // The name may have passed to this object since the kernel read the entry. A client takes two numbers for a mount.
+            Some(found) if found.attr.fsid == self.node.attr.fsid => found.attr.fileid,
+            _ => entry.fileid,
+        };
+        Entry { fileid, found, ..entry }
     }
 
     fn found(&self, raw: &RawDirEntry<'_>, is_root: bool) -> Option<Found> {
