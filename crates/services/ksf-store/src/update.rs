@@ -157,6 +157,7 @@ impl<'l, 'k> View<'l, 'k> {
             Some(Change::Set { value, expires_ms }) => {
                 let (shape, expires_ms) = (Shape::String, *expires_ms);
                 let held = Held::Here(value);
+                work::add(1 + work::of_bytes(value.len()));
                 return Some(Got { shape, held, count: 1, first: 0, version: 0, expires_ms });
             }
             Some(Change::Cells(Cells { shape, count, first, expires_ms, .. })) => {

@@ -7,12 +7,15 @@ use std::sync::Arc;
 
 use ksf_proto::resp::Writer;
 use ksf_store::update::Seen;
+use ksf_store::work;
 
 use super::table::Asked;
-use super::{Call, Done, Failed, Result, run};
+use super::{Call, Done, Failed, Result, Session, run};
 
 /// What a command or a watched key takes beside its bytes.
 const EACH_BYTES: usize = 64;
+/// [Work](ksf_store::work) above which `EXEC` begins no further command, as all connections of the shard wait for it: some 50 ms.
+const EXEC_WORK_MAX: u64 = 1 << 20;
 
 /// What a connection keeps for its transactions.
 #[derive(Debug, Default)]
@@ -57,6 +60,8 @@ impl Transaction {
         Ok(())
     }
 }
+
+const TOO_MUCH_WORK: &str = "EXECABORT Transaction discarded because it has too much work for one turn: divide it";
 
 /// Commands that look at all keys.
 const OF_ALL_KEYS: [&str; 13] = [
@@ -148,12 +153,13 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     }
     let store = Arc::clone(call.shard.shard.store());
     let (shard, session, clock) = (&mut *call.shard, &mut *call.session, call.clock);
-    let (version, mut out) = (session.version, std::mem::take(call.out));
+    let (version, standing, replies) = (session.version, session.standing, session.replies);
+    let mut out = std::mem::take(call.out);
     let values = shard.shard.values();
     let done = store.update(values, &keys, clock, |mut update| {
         if watched.iter().any(|(key, seen)| update.view().has_changed(key, *seen)) {
             Writer::new(&mut out, version).null_array();
-            return shard.shard.commit(update, clock).map(|needs| (needs, false));
+            return Ok(shard.shard.commit(update, clock).map(|needs| (needs, false))?);
         }
         Writer::new(&mut out, version).array(commands.len());
         let mut one = Call {
@@ -166,13 +172,21 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
             tx: Some(update),
             purpose: None,
         };
+        let worked_before = work::done();
         for args in &commands {
+            if work::done() - worked_before > EXEC_WORK_MAX {
+                // Of what it did to the store nothing is kept.
+                let Session { version: is, standing: stands, replies: answers, .. } = &mut *one.session;
+                (*is, *stands, *answers) = (version, standing, replies);
+                return Err(Failed(TOO_MUCH_WORK.into()));
+            }
+            work::add(1);
             one.args = args;
             run(&mut one);
         }
         let Call { shard, tx, done: Done { needs, close, .. }, .. } = one;
         let committed = tx.map_or(Ok(needs), |update| shard.shard.commit(update, clock));
-        committed.map(|needs| (needs, close))
+        Ok(committed.map(|needs| (needs, close))?)
     });
     *call.out = out;
     if call.shard.shard.is_undone() {

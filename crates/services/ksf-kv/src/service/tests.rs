@@ -15,6 +15,9 @@ use ksf_test::alloc::{Counting, allocations, bytes};
 use super::*;
 use crate::disk::DiskOptions;
 
+#[path = "../../tests/common/table.rs"] // also where the tests of a whole server have this file
+mod table;
+mod turns;
 mod waiting;
 
 #[global_allocator]
@@ -134,6 +137,11 @@ impl World {
 
     fn set_up(folder: Folder, medium: Medium, shards: u16, conns: u32, settings: Settings) -> Self {
         let options = DiskOptions { logs: shards, segment_bytes: 2 * UNWRITTEN_BYTES as u64, places: 8, medium };
+        Self::set_up_with(folder, options, conns, settings)
+    }
+
+    fn set_up_with(folder: Folder, options: DiskOptions, conns: u32, settings: Settings) -> Self {
+        let shards = options.logs;
         let disk = Disk::open(&folder.path(""), options).unwrap();
         let service = Arc::new(Watched {
             kv: Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap(),

@@ -1,0 +1,202 @@
+//! Pipelines of every command and request let other connections in behind a bounded amount of work.
+
+use super::*;
+use crate::cluster::{Cluster, NodeSpec};
+
+/// One shard of a cluster that has every slot, on persistent memory, on which no operation is ever under way.
+fn world_or_skip(places: u32) -> Option<World> {
+    let address = "192.0.2.1:6379";
+    let node = NodeSpec { address: address.into(), slots: "0-16383".into() };
+    let cluster = Some(Cluster::new(&[node], address).unwrap());
+    let settings = Settings { durability: Durability::None, cluster, ..Settings::default() };
+    // As many as are written: nothing is cleaned here.
+    let (segment_bytes, places) = (2 * UNWRITTEN_BYTES as u64, places);
+    let options = DiskOptions { logs: 1, segment_bytes, places, medium: Medium::PmemMemory };
+    Some(World::set_up_with(Folder::in_memory_or_skip()?, options, 3, settings))
+}
+
+impl World {
+    /// A connection begins anew.
+    fn renew(&mut self, conn: usize) {
+        if let Some(conn) = self.conns[conn].take() {
+            conn.end(&mut self.env);
+        }
+        let key = ConnKey { index: conn as u32, generation: 0 };
+        self.conns[conn] = Some(Connection::new(self.on.clone(), Peer::Unix, key, self.env.now).unwrap());
+    }
+
+    /// All replies to these on a connection of their own, and the units of work that they took.
+    fn converse(&mut self, requests: &[u8]) -> (String, u64) {
+        self.renew(0);
+        let before = work::done();
+        self.conns[0].as_mut().unwrap().receive(Chunk::from_vec(requests.to_vec()), &mut self.env);
+        let mut told = String::new();
+        // What waits for the medium, or for its turn, leaves in a later one.
+        for turn in 0.. {
+            self.on.wake();
+            self.end_turn();
+            told.push_str(&self.take(0));
+            if turn >= 2 && self.waiting() == 0 {
+                break;
+            }
+            assert!(turn < 1000, "it does not end: {}", requests[..requests.len().min(200)].escape_ascii());
+        }
+        (told, work::done() - before)
+    }
+
+    /// A pipeline on one connection, while another one asks for something in each turn. Returns the replies and the number of turns.
+    ///
+    /// # Panics
+    ///
+    /// The other one has no answer in a turn, or a turn does more work than a share and one request of `units`.
+    fn pipeline(&mut self, what: &str, requests: Vec<u8>, units: u64, is_over: impl Fn(&str) -> bool) -> (String, u64) {
+        const TURNS_MAX: u64 = 20_000;
+        self.renew(0);
+        let (mut told, mut turns) = (String::new(), 0);
+        let mut before = work::done();
+        self.conns[0].as_mut().unwrap().receive(Chunk::from_vec(requests), &mut self.env);
+        loop {
+            self.receive(1, "PING\r\n");
+            assert_eq!(self.take_batch(1).as_deref(), Some("+PONG\r\n"), "{what}");
+            while let Some(batch) = self.take_batch(0) {
+                told.push_str(&batch);
+            }
+            let done = work::done() - before;
+            // What one request takes depends on those before it.
+            assert!(
+                done <= TURN_WORK_MAX + 2 * units + 1024,
+                "{what}: {done} units in a turn, one request takes {units}"
+            );
+            if is_over(&told) || self.conns[0].as_ref().unwrap().is_closing() {
+                break;
+            }
+            turns += 1;
+            assert!(turns < TURNS_MAX, "{what} does not go on: {}", &told[..told.len().min(400)]);
+            before = work::done();
+            self.on.wake();
+            self.end_one_turn();
+            self.env.take_gated();
+            self.conns.iter_mut().flatten().for_each(|conn| conn.open_gates(&mut self.env));
+        }
+        self.end_turn();
+        (told, turns)
+    }
+}
+
+/// Requests that take some shares of a turn together.
+fn count(units: u64) -> usize {
+    (3 * TURN_WORK_MAX / units.max(1)).clamp(4, 100) as usize
+}
+
+/// Also if the last argument is long, or one too many: then most of them are refused.
+#[test]
+fn a_pipeline_of_any_command_lets_others_in() {
+    const SIZE: table::Size = (400, 16);
+    const MARK: &str = "-ERR unknown command 'mark'";
+    let Some(mut world) = world_or_skip(64) else { return };
+    let all = table::all((16, 16), |commands| world.converse(commands).0);
+    let mut divided = 0;
+    for one in &all {
+        if one.is_write {
+            // A log has room for what one of them writes.
+            let Some(empty) = world_or_skip(16) else { return };
+            world = empty;
+        }
+        for request in [one.request(SIZE), one.padded(SIZE, 2_000)] {
+            world.converse(&table::encoded(&table::make_all(SIZE)));
+            let (_, units) = world.converse(&request);
+            world.converse(&table::encoded(&table::make_all(SIZE)));
+            let requests = [request.repeat(count(units)), b"*1\r\n$4\r\nmark\r\n".to_vec()].concat();
+            let (_, turns) = world.pipeline(&one.name, requests, units, |told| told.contains(MARK));
+            divided += u64::from(turns > 0);
+        }
+    }
+    assert!(divided > all.len() as u64 / 2, "{divided} pipelines took more than one turn");
+}
+
+#[test]
+fn a_pipeline_of_any_http_request_lets_others_in() {
+    let Some(mut world) = world_or_skip(64) else { return };
+    for key in 0..1_000 {
+        world.send(2, &array(["SET", &format!("{{b}}{key}"), "v"].map(str::to_owned).into_iter()));
+    }
+    let value = "x".repeat(100_000);
+    world.take(2);
+    for (method, target, body, status) in [
+        ("GET", "/key", "", 200),
+        ("GET", "/none", "", 404),
+        ("GET", "/", "", 200),
+        ("GET", "/?prefix=%7Bb%7D&limit=1000", "", 200),
+        ("HEAD", "/key", "", 200),
+        ("HEAD", "/", "", 200),
+        ("PUT", "/key", &value, 204),
+        ("DELETE", "/key", "", 204),
+        ("POST", "/", &value, 201),
+        ("POST", "/key", &value, 405),
+        ("DELETE", "/", "", 405),
+        ("OPTIONS", "/key", "", 405),
+        ("PATCH", "/key", &value, 405),
+        ("TRACE", "/key", "", 405),
+    ] {
+        let what = format!("{method} {target}");
+        let request =
+            format!("{what} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes();
+        world.converse(&table::encoded(&[vec!["SET".into(), "key".into(), value.clone()]]));
+        let (told, units) = world.converse(&request);
+        assert_eq!(statuses(&told), [status.to_string()], "{what}: {told}");
+        world.converse(&table::encoded(&[vec!["SET".into(), "key".into(), value.clone()]]));
+        let count = if body.is_empty() { count(units) } else { 8 };
+        let (told, _) = world.pipeline(&what, request.repeat(count), units, |told| statuses(told).len() == count);
+        assert_eq!(statuses(&told).len(), count, "{what}");
+    }
+}
+
+/// Redis has no such bound: its `EXEC` goes on until the last command is done.
+#[test]
+fn an_exec_with_too_much_work_changes_nothing_and_lets_others_in() {
+    /// The bound, with one command and what `EXEC` itself takes.
+    const UNITS_MAX: u64 = (1 << 20) + (64 << 10);
+    let long = "x".repeat(100_000);
+    let members: Vec<String> = (0..5_000).map(|member| member.to_string()).collect();
+    let members = members.iter().map(|member| &member[..]);
+    let sadd: Vec<&str> = ["SADD", "{b}members"].into_iter().chain(members).collect();
+    for (what, times) in [
+        (&["SDIFF", "{b}members", "{b}nothing"][..], 2_000),
+        (&["LCS", "{b}short", "{b}short", "LEN"], 2_000),
+        // It looks at what the transaction itself has set.
+        (&["APPEND", "{b}string", "x"], 12_000),
+        (&["SETRANGE", "{b}string", "0", "x"], 12_000),
+        (&["GETRANGE", "{b}string", "0", "0"], 12_000),
+        (&["LPOS", "{b}list", "nothing"], 12_000),
+    ] {
+        let Some(mut world) = world_or_skip(64) else { return };
+        let mut both = |conn, words: &[&str]| world.ask(conn, words);
+        both(1, &sadd);
+        both(1, &["SET", "{b}short", &"ab".repeat(400)]);
+        both(1, &["SET", "{b}string", &long]);
+        both(1, &[&["RPUSH", "{b}list"][..], &["element"; 1_000]].concat());
+        both(0, &["MULTI"]);
+        both(0, &["SET", "{b}new", "1"]);
+        both(0, &["APPEND", "{b}string", "x"]);
+        let many = array(what.iter().map(|word| (*word).to_owned())).repeat(times);
+        world.send(0, &many);
+        while !world.take(0).is_empty() {}
+        let before = work::done();
+        let told = world.ask(0, &["EXEC"]);
+        let units = work::done() - before;
+        assert!(
+            told.starts_with("-EXECABORT Transaction discarded because it has too much work"),
+            "{what:?}: {units} units, {told:.200}"
+        );
+        assert!(units <= UNITS_MAX, "{what:?}: {units} units");
+        assert_eq!(world.ask(1, &["EXISTS", "{b}new"]), ":0\r\n", "{what:?}");
+        assert_eq!(world.ask(1, &["STRLEN", "{b}string"]), ":100000\r\n", "{what:?}");
+        assert_eq!(world.ask(0, &["MULTI"]), "+OK\r\n", "{what:?}");
+    }
+    // What a transaction of many small writes does is far below.
+    let Some(mut world) = world_or_skip(64) else { return };
+    world.ask(0, &["MULTI"]);
+    world.send(0, &"INCR {b}number\r\n".repeat(1_000));
+    while !world.take(0).is_empty() {}
+    assert!(world.ask(0, &["EXEC"]).ends_with(":1000\r\n"));
+}
