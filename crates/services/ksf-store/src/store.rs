@@ -541,9 +541,14 @@ impl Store {
     }
 }
 
+/// True if a key that ends at `expires_ms` is absent.
+pub(crate) fn is_expired(expires_ms: Option<u64>, now_ms: u64) -> bool {
+    expires_ms.is_some_and(|end| now_ms >= end)
+}
+
 pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64, sources: Sources<'a>) -> Option<Got<'a>> {
     let expires_ms = entry.expires_ms;
-    if expires_ms.is_some_and(|end| now_ms >= end) {
+    if is_expired(expires_ms, now_ms) {
         return None;
     }
     let version = entry.origin.version;

@@ -12,7 +12,7 @@ use crate::format::{Kind, Record};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::{AppendError, Purpose};
-use crate::store::{Got, Held, Needs, Sources, Store, got};
+use crate::store::{Got, Held, Needs, Sources, Store, got, is_expired};
 use crate::work;
 
 /// Keys as a read sees them.
@@ -105,6 +105,18 @@ pub(crate) struct Cells {
 }
 
 impl Change<'_> {
+    /// State of the key after the change, whether it is expired or not.
+    fn got(&self) -> Option<Got<'_>> {
+        let (shape, held, count, first, expires_ms) = match self {
+            Change::Set { value, expires_ms } => (Shape::String, Held::Here(value), 1, 0, *expires_ms),
+            Change::Cells(Cells { shape, count, first, expires_ms, .. }) if *count > 0 => {
+                (*shape, Held::Here(&[]), *count, *first, *expires_ms)
+            }
+            Change::Cells(_) | Change::Remove => return None,
+        };
+        Some(Got { shape, held, count, first, version: 0, expires_ms })
+    }
+
     /// The records of the change, but for their versions.
     pub(crate) fn records<'r>(&'r self, key: &'r [u8], received_ns: Option<u64>, to: &mut Records<'r>) {
         let mut push = |kind, expires_ms, subkey, value| {
@@ -153,20 +165,11 @@ impl<'l, 'k> View<'l, 'k> {
 
     /// What a key has, if it is there, also by this command. It is one that the command named.
     pub fn get(&mut self, key: &[u8]) -> Option<Got<'_>> {
-        match self.changes.get(key) {
-            Some(Change::Set { value, expires_ms }) => {
-                let (shape, expires_ms) = (Shape::String, *expires_ms);
-                let held = Held::Here(value);
-                work::add(1 + work::of_bytes(value.len()));
-                return Some(Got { shape, held, count: 1, first: 0, version: 0, expires_ms });
-            }
-            Some(Change::Cells(Cells { shape, count, first, expires_ms, .. })) => {
-                let (shape, count, first, expires_ms) = (*shape, *count, *first, *expires_ms);
-                let held = Held::Here(&[]);
-                return (count > 0).then_some(Got { shape, held, count, first, version: 0, expires_ms });
-            }
-            Some(Change::Remove) => return None,
-            None => {}
+        if let Some(change) = self.changes.get(key) {
+            let now_ms = self.now_ms;
+            let got = change.got().filter(|got| !is_expired(got.expires_ms, now_ms))?;
+            work::add(1 + work::of_bytes(got.value_bytes()));
+            return Some(got);
         }
         work::add(1);
         let entry = self.locked.get_to_use(key)?;
@@ -510,10 +513,10 @@ impl<'l, 'k> Update<'l, 'k> {
 
     /// What is to change of the cells of a key, which becomes one of this shape if it is not there.
     fn change(&mut self, key: &'k [u8], shape: Shape) -> &mut Cells {
-        let is_change = matches!(self.view.changes.get(key), Some(Change::Cells(_)));
-        if !is_change {
-            let got = self.view.get(key).filter(|got| got.shape != Shape::String);
-            let found = got.map(|got| (got.shape, got.count, got.first, got.expires_ms));
+        let got = self.view.get(key).filter(|got| got.shape != Shape::String);
+        let found = got.map(|got| (got.shape, got.count, got.first, got.expires_ms));
+        // Elements that this update wrote and that are expired are not written.
+        if found.is_none() || !matches!(self.view.changes.get(key), Some(Change::Cells(_))) {
             let changed = self.view.changes.contains_key(key);
             let (fresh, (shape, count, first, expires_ms)) = (found.is_none(), found.unwrap_or((shape, 0, 0, None)));
             let there = self.view.locked.get(key).is_some_and(|entry| entry.value != Value::Gone);

@@ -121,7 +121,7 @@ impl World {
         let (what, field) = (self.random.below(20), self.random.below(8));
         let shape = [Shape::Hash, Shape::Set, Shape::List, Shape::SortedSet][number as usize % 4];
         self.now_ms += self.random.below(3);
-        let end = self.random.one_in(2).then(|| self.now_ms + 1 + self.random.below(60));
+        let end = self.random.one_in(2).then(|| self.now_ms + self.random.below(60));
         let clock = Clock { now_ms: self.now_ms, received_ns: None };
         let done = self.shards[shard].update(&[&key], clock, |update| {
             let got = update.get(&key).map(|got| (got.shape, got.count as i64, got.first));
@@ -404,6 +404,38 @@ impl World {
         }
         assert_eq!(self.store.keys(), there);
         self.writes = kept;
+    }
+}
+
+#[test]
+fn expired_write_is_absent_to_its_own_update() {
+    const NOW_MS: u64 = 1000;
+    let block_bytes = NonZeroUsize::new(512).unwrap();
+    let geometry = Geometry { store: 9, block_bytes, segment_bytes: 32 * 512 };
+    let mut media = [Medium::new(8, geometry.segment_bytes as usize)];
+    let (_store, mut shards) = open(geometry, &mut media, &mut 1, None);
+    let (key, other): (&[u8], &[u8]) = (b"key", b"other");
+    let clock = Clock { now_ms: NOW_MS, received_ns: None };
+    // The second one of each finds a set in the index.
+    for shape in [Shape::String, Shape::String, Shape::Set, Shape::Set] {
+        let done = shards[0].update(&[key, other], clock, |update| {
+            if shape == Shape::String {
+                update.set(key, b"value", Some(NOW_MS));
+            } else {
+                update.set_cell(key, shape, b"old", &[]);
+                update.expire(key, Some(NOW_MS));
+            }
+            assert_eq!(state(update.view(), key), None);
+            assert_eq!(update.cell(key, b"old"), None);
+            assert_eq!(update.copy(key, other, usize::MAX), Ok(false));
+            assert_eq!(update.rename(key, other, usize::MAX), Ok(false));
+            assert!(update.set_cell(key, Shape::Set, b"new", &[]));
+            state(update.view(), key)
+        });
+        let (seen, _) = done.unwrap();
+        assert_eq!(seen, Some((Shape::Set, BTreeMap::from([(b"new".to_vec(), Vec::new())]), None)));
+        let (is, _) = shards[0].read(&[key, other], NOW_MS, |view| [key, other].map(|key| state(view, key)));
+        assert_eq!(is, [seen, None]);
     }
 }
 

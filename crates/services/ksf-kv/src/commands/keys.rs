@@ -155,7 +155,7 @@ fn time_left(call: &mut Call<'_, '_>, unit_ms: u64) -> Result {
     call.write().integer(match end {
         None => -2,
         Some(None) => -1,
-        Some(Some(end)) => ((end - now_ms + unit_ms / 2) / unit_ms) as i64,
+        Some(Some(end)) => ((end.saturating_sub(now_ms) + unit_ms / 2) / unit_ms) as i64,
     });
     Ok(())
 }
