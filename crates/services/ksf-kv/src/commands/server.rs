@@ -91,16 +91,17 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
         };
     }
     let mut rest = call.args.get(2..).unwrap_or_default();
-    let (mut name, mut known) = (None, false);
+    // As in Redis, an error leaves what the options in front of it did.
     while let [option, after @ ..] = rest {
         rest = match (&option.to_ascii_uppercase()[..], after) {
             (b"SETNAME", [given, after @ ..]) => {
-                name = Some(super::clients::name(given)?);
+                let name = super::clients::name(given)?;
+                call.session.client.relabel(|labels| labels.name = name);
                 after
             }
             (b"AUTH", [user, password, after @ ..]) => {
                 is_known(call, user, password)?;
-                known = true;
+                call.session.standing = Standing::Known;
                 after
             }
             _ => {
@@ -108,9 +109,6 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
                 return Err(Failed(format!("ERR Syntax error in HELLO option '{option}'")));
             }
         };
-    }
-    if known {
-        call.session.standing = Standing::Known;
     }
     if call.session.standing != Standing::Known {
         return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> \
@@ -121,9 +119,6 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
     call.session.version = version;
     let client = &call.session.client;
     client.speaks_resp3(version == Version::Resp3);
-    if let Some(name) = name {
-        client.relabel(|labels| labels.name = name);
-    }
     let (id, mode) = (client.id, mode(call));
     let mut to = call.write();
     to.map(7);

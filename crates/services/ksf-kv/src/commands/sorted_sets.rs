@@ -309,7 +309,8 @@ fn range(call: &mut Call<'_, '_>, mut options: RangeOptions, is_zrange: bool) ->
         }
         at += 1;
     }
-    if options.limit.is_some() && !options.by_score && !options.by_name {
+    // Redis ignores a limit without a count there, whatever its offset.
+    if options.limit.is_some_and(|(_, count)| count != -1) && !options.by_score && !options.by_name {
         return Err("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX".into());
     }
     if options.with_scores && options.by_name {
