@@ -160,13 +160,14 @@ enum Combine {
 /// Members that are copied at a time, to be looked for in other sets.
 const AT_ONCE: usize = 256;
 
-/// Goes through the members of a set, between which the view may be asked.
-fn each_member(
+/// Hands the members of a set to `take` in order, at least one and at most `at_once` at a time. It may read the view.
+fn each_batch(
     view: &mut View<'_, '_>,
     key: &[u8],
-    mut take: impl FnMut(&mut View<'_, '_>, Vec<u8>) -> Result,
+    at_once: usize,
+    mut take: impl FnMut(&mut View<'_, '_>, Vec<Vec<u8>>) -> Result,
 ) -> Result {
-    let at_once = if view.is_changed(key) { usize::MAX } else { AT_ONCE };
+    let at_once = if view.is_changed(key) { usize::MAX } else { at_once };
     let mut from = Vec::new();
     loop {
         let mut some: Vec<Vec<u8>> = Vec::new();
@@ -175,17 +176,56 @@ fn each_member(
             some.len() < at_once
         });
         let is_end = some.len() < at_once;
-        if let Some(last) = some.last() {
-            // The next name that there may be.
-            from = [&last[..], b"\0"].concat();
-        }
-        for member in some {
-            take(view, member)?;
-        }
+        let Some(last) = some.last() else { return Ok(()) };
+        // The next name that there may be.
+        from = [&last[..], b"\0"].concat();
+        take(view, some)?;
         if is_end {
             return Ok(());
         }
     }
+}
+
+/// Hands the members of a set to `take` one by one, which may read the view.
+fn each_member(
+    view: &mut View<'_, '_>,
+    key: &[u8],
+    mut take: impl FnMut(&mut View<'_, '_>, Vec<u8>) -> Result,
+) -> Result {
+    each_batch(view, key, AT_ONCE, |view, some| some.into_iter().try_for_each(|member| take(view, member)))
+}
+
+/// Hands those members of the first set to `take` that none of the others has. Each set comes with its size. The work is linear
+/// in the sum of the sizes, where a set larger than the first counts as that.
+fn difference(
+    view: &mut View<'_, '_>,
+    (first, size): (&[u8], u64),
+    others: &[(&[u8], u64)],
+    mut take: impl FnMut(Vec<u8>) -> Result,
+) -> Result {
+    let others: Vec<_> = others.iter().filter(|(_, size)| *size > 0).collect();
+    // Each batch begins a walk through each of the others. With as many members as others, all batches begin as many walks as
+    // the first set has members, or one for each of the others.
+    let is_changed = others.iter().any(|(key, _)| view.is_changed(key));
+    let at_once = if is_changed { usize::MAX } else { AT_ONCE.max(others.len()) };
+    each_batch(view, first, at_once, |view, some| {
+        let (begin, end) = (some[0].clone(), some[some.len() - 1].clone());
+        let mut left = BTreeSet::from_iter(some);
+        for (key, other_size) in &others {
+            if left.is_empty() {
+                break;
+            }
+            if *other_size > size {
+                left.retain(|member| view.cell(key, member).is_none());
+            } else {
+                view.walk(key, &begin, |member, _| {
+                    left.remove(member);
+                    *member < end[..]
+                });
+            }
+        }
+        left.into_iter().try_for_each(&mut take)
+    })
 }
 
 /// What sets have together. Of the members, those are copied that it has, for each of which `take` takes room. A set that is named
@@ -204,38 +244,26 @@ fn combined(
             sets.push((*key, size));
         }
     }
-    match how {
-        Combine::Inter => sets.sort_by_key(|(_, size)| *size),
-        // Without itself nothing is left of it.
-        Combine::Diff if keys.split_first().is_some_and(|(first, others)| others.contains(first)) => return Ok(result),
-        Combine::Union | Combine::Diff => {}
+    if matches!(how, Combine::Inter) {
+        sets.sort_by_key(|(_, size)| *size);
     }
-    let mut sets = sets.into_iter().map(|(key, _)| key);
-    let Some(first) = sets.next() else { return Ok(result) };
-    let others: Vec<&[u8]> = sets.collect();
-    each_member(view, first, |view, member| {
-        let mut is_in = |key: &&[u8]| view.cell(key, &member).is_some();
-        let counts = match how {
-            Combine::Inter => others.iter().all(is_in),
-            Combine::Diff => !others.iter().any(&mut is_in),
-            Combine::Union => true,
-        };
-        if counts {
+    let Some((&(first, size), others)) = sets.split_first() else { return Ok(result) };
+    let mut add = |member: Vec<u8>| {
+        if !result.contains(&member) {
             take(&member)?;
             result.insert(member);
         }
         Ok(())
-    })?;
-    if matches!(how, Combine::Union) {
-        for key in others {
-            each_member(view, key, |_, member| {
-                if !result.contains(&member) {
-                    take(&member)?;
-                    result.insert(member);
-                }
-                Ok(())
-            })?;
-        }
+    };
+    match how {
+        Combine::Inter => each_member(view, first, |view, member| {
+            let is_in_all = others.iter().all(|(key, _)| view.cell(key, &member).is_some());
+            if is_in_all { add(member) } else { Ok(()) }
+        })?,
+        // Without itself nothing is left of it.
+        Combine::Diff if keys[1..].contains(&first) => {}
+        Combine::Diff => difference(view, (first, size), others, add)?,
+        Combine::Union => sets.iter().try_for_each(|(key, _)| each_member(view, key, |_, member| add(member)))?,
     }
     Ok(result)
 }

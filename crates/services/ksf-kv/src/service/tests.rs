@@ -15,6 +15,7 @@ use ksf_test::alloc::{Counting, allocations, bytes};
 use super::*;
 use crate::disk::DiskOptions;
 
+mod combining;
 #[path = "../../tests/common/table.rs"] // also where the tests of a whole server have this file
 mod table;
 mod turns;
