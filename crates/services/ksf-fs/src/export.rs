@@ -17,7 +17,7 @@ use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
 use crate::sys;
-use crate::table::Table;
+use crate::table::{Origin, Table};
 use crate::uncommitted::Verifier;
 
 /// How a folder is served. Mounts inside of it are not crossed.
@@ -347,8 +347,17 @@ impl Export {
 
     /// An object was seen under this name.
     pub(crate) fn learn(&self, object: &Handle, folder: &Handle, name: &CStr) {
+        self.learn_by(object, folder, name, Origin::Lookup);
+    }
+
+    /// An object was listed with this name.
+    pub(crate) fn learn_listed(&self, object: &Handle, folder: &Handle, name: &CStr) {
+        self.learn_by(object, folder, name, Origin::Listing);
+    }
+
+    fn learn_by(&self, object: &Handle, folder: &Handle, name: &CStr, origin: Origin) {
         if let Some(table) = &self.table {
-            table.learn(object, folder, name.to_owned());
+            table.learn(object, folder, name.to_owned(), origin);
         }
     }
 

@@ -205,7 +205,7 @@ impl Listing<'_> {
     fn by_name(&self, inode: u64, name: &CStr) -> Result<Option<Found>, FsError> {
         let (export, folder) = (self.export(), &*self.node.descriptor);
         let found = |handle: Handle, stat: &Statx| {
-            export.learn(&handle, self.dir, name);
+            export.learn_listed(&handle, self.dir, name);
             Ok(Some(Found { handle, attr: Attr::of(stat, export.id(), 0) }))
         };
         let look = || rustix::fs::statx(folder, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, OF_ENTRY);

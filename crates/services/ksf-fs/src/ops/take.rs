@@ -103,8 +103,8 @@ impl Fs {
         if let Some(victim) = victim {
             self.lost_name(&victim);
         }
-        if let (Some(table), Some(moved)) = (&new.export.table, moved) {
-            table.learn(&moved, new.handle, new.name.clone());
+        if let Some(moved) = moved {
+            new.export.learn(&moved, new.handle, &new.name);
         }
         Ok(())
     }
