@@ -20,7 +20,7 @@ use ksf_proto::p9::{
 use crate::fids::{Change, FID_BYTES, Node, Removed};
 use crate::server::{Core, MSIZE_MIN};
 use crate::session::{Asked, Held, Session};
-use crate::wire::{how_of, lock_kind_of, set_attr_of};
+use crate::wire::{how_of, lock_kind_of, set_of};
 use crate::work::{Answer, Done, Work, put_error};
 use rustix::io::Errno;
 
@@ -410,7 +410,7 @@ impl NinepService {
             }
             Request::Setattr { fid, to } => {
                 let (node, open) = fids.both(fid)?;
-                Work::Setattr { node: shared(node), open: open.cloned(), to: set_attr_of(&to) }
+                Work::Setattr { node: shared(node), open: open.cloned(), to: set_of(&to) }
             }
             Request::Mkdir { dfid, name, mode, gid } => {
                 Work::Mkdir { dir: shared(fids.node(dfid)?), name: name.into(), mode, gid }

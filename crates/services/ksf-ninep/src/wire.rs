@@ -143,7 +143,20 @@ pub(crate) fn wire_kind(kind: Option<LockKind>) -> u8 {
     }
 }
 
-pub(crate) fn set_attr_of(to: &SetStat) -> SetAttr {
+/// What a Tsetattr changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Set {
+    Attr(SetAttr),
+    /// The time of the last change alone. All other changes set it, too.
+    Ctime,
+}
+
+pub(crate) fn set_of(to: &SetStat) -> Set {
+    let all = set_bit::MODE | set_bit::UID | set_bit::GID | set_bit::SIZE | set_bit::ATIME | set_bit::MTIME;
+    if to.valid & (all | set_bit::CTIME) == set_bit::CTIME { Set::Ctime } else { Set::Attr(set_attr_of(to)) }
+}
+
+fn set_attr_of(to: &SetStat) -> SetAttr {
     let has = |bit: u32| to.valid & bit != 0;
     let time = |bit, set, seconds: u64, nanos: u64| {
         // More nanoseconds than a second has are refused by the file layer.

@@ -11,7 +11,7 @@ use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
 use crate::fids::{Change, FidId, Node, Setting};
 use crate::names::Place;
-use crate::wire::{entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
+use crate::wire::{Set, entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
 use rustix::io::Errno;
 
 /// A name in a directory.
@@ -82,7 +82,7 @@ pub(crate) enum Work {
     Setattr {
         node: Arc<Node>,
         open: Option<OpenFile>,
-        to: SetAttr,
+        to: Set,
     },
     Mkdir {
         dir: Arc<Node>,
@@ -415,9 +415,10 @@ impl Work {
                 plain(Reply::Write { count: count as u32 })
             }
             Self::Setattr { node, open, to } => {
-                match &open {
-                    Some(file) => fs.setattr_open(lane, &node.caller, file, &to)?,
-                    None => fs.setattr(lane, &node.caller, &node.handle, &to, None).result?,
+                match (&to, &open) {
+                    (Set::Ctime, open) => fs.set_ctime(lane, &node.caller, object_of(&node, open.as_ref()))?,
+                    (Set::Attr(to), Some(file)) => fs.setattr_open(lane, &node.caller, file, to)?,
+                    (Set::Attr(to), None) => fs.setattr_by_name(lane, &node.caller, &node.handle, to).result?,
                 }
                 plain(Reply::Setattr {})
             }

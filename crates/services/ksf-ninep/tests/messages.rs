@@ -537,7 +537,17 @@ fn attributes_are_set_as_far_as_they_are_valid() {
     assert_eq!((stat().mtime(), stat().mtime_nsec()), (1_000_000_000, 5));
     set(SetStat { valid: 0x8 | 0x40, ..other }).unwrap();
     assert_eq!(stat().len(), 3);
-    set(SetStat { valid: 0x40, ..other }).unwrap();
+    // Nothing, and the time of the last change alone. The other times are in the past, and stay.
+    let times = || (stat().mtime(), stat().atime(), stat().mode(), stat().len());
+    let (before, ctime) = (times(), || (stat().ctime(), stat().ctime_nsec()));
+    let unchanged = ctime();
+    set(SetStat { valid: 0, ..other }).unwrap();
+    assert_eq!(ctime(), unchanged);
+    ksf_test::wait_until("the clock of the file system goes on", || {
+        set(SetStat { valid: 0x40, ..other }).unwrap();
+        ctime() > unchanged
+    });
+    assert_eq!(times(), before);
     assert_eq!(set(SetStat { valid: 0x8, size: u64::MAX, ..other }), Err(libc::EFBIG));
     assert_eq!(set(SetStat { valid: 0x120, mtime_nanos: 1_000_000_000, ..other }), Err(libc::EINVAL));
     if is_root() {
@@ -574,6 +584,33 @@ fn each_attach_has_its_user() {
     for (fid, name, uid) in [(5, &b"five"[..], USER), (6, b"six", 65_534)] {
         client.does(Request::Mkdir { dfid: fid, name, mode: 0o755, gid: NO_UID }).unwrap();
         assert_eq!(fs::metadata(place.path(std::str::from_utf8(name).unwrap())).unwrap().uid(), uid);
+    }
+    serving.stop();
+}
+
+/// As truncate(2), and not as RFC 1813 has it: an open fid has the right of its open.
+#[test]
+fn the_owner_of_a_file_changes_its_length_as_the_mode_says() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let serving = place.serve();
+    let mut client = serving.user(USER);
+    client.walk(ROOT, 1, "").unwrap();
+    client.does(Request::Lcreate { fid: 1, name: b"file", flags: BOTH, mode: 0o444, gid: 0 }).unwrap();
+    client.does(Request::Write { fid: 1, offset: 0, data: Data(b"12345") }).unwrap();
+    client.walk(ROOT, 2, "file").unwrap();
+    client.open(3, "file", 0).unwrap();
+    let size = |size| SetStat { valid: 0x8, size, ..SetStat::default() };
+    for fid in [2, 3] {
+        assert_eq!(client.does(Request::Setattr { fid, to: size(2) }), Err(libc::EACCES), "fid {fid}");
+    }
+    assert_eq!(fs::metadata(place.path("file")).unwrap().len(), 5);
+    client.does(Request::Setattr { fid: 1, to: size(4) }).unwrap();
+    client.does(Request::Setattr { fid: 2, to: SetStat { valid: 0x1, mode: 0o644, ..size(0) } }).unwrap();
+    for (fid, size_bytes) in [(2, 3), (3, 2)] {
+        client.does(Request::Setattr { fid, to: size(size_bytes) }).unwrap();
+        assert_eq!(fs::metadata(place.path("file")).unwrap().len(), size_bytes, "fid {fid}");
     }
     serving.stop();
 }

@@ -7,6 +7,7 @@ use rustix::io::Result as SysResult;
 use rustix::process::{Gid, Uid};
 
 use super::FILE_SIZE_MAX;
+use super::xattr::XattrOf;
 use crate::attr::{Changed, FileType, SetAttr, SetTime, Time, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
@@ -14,6 +15,16 @@ use crate::error::{ErrorKind, FsError};
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, WRITE_BIT, permit, process_name};
+use crate::sys::access;
+
+/// The callers that may change the length of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resize {
+    /// The owner, and those that may write it: [`permit`].
+    Owner,
+    /// Those that may write it.
+    Writer,
+}
 
 impl Fs {
     /// Changes attributes: first the size, then owner and group, permissions, times. `guard`: only if this is the ctime
@@ -28,6 +39,35 @@ impl Fs {
         to: &SetAttr,
         guard: Option<Time>,
     ) -> Changed<()> {
+        self.setattr_as(lane, credential, handle, to, guard, Resize::Owner)
+    }
+
+    /// [`Fs::setattr`] with the rights of truncate(2): the owner of a file changes its length only if the mode lets the owner write.
+    pub fn setattr_by_name(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        to: &SetAttr,
+    ) -> Changed<()> {
+        self.setattr_as(lane, credential, handle, to, None, Resize::Writer)
+    }
+
+    /// Sets the time of the last change to now, as chown(2) does without an owner and a group.
+    pub fn set_ctime(&self, lane: &mut Lane, credential: &Credential, object: XattrOf<'_>) -> Result<(), FsError> {
+        self.at_path(lane, credential, object, true, |path| rustix::fs::chown(path, None, None))?;
+        self.owe_names(lane, object.handle())
+    }
+
+    fn setattr_as(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        handle: &Handle,
+        to: &SetAttr,
+        guard: Option<Time>,
+        resize: Resize,
+    ) -> Changed<()> {
         let order = self.lock(handle);
         let node = match self.node(lane, handle) {
             Ok(node) => node,
@@ -35,7 +75,7 @@ impl Fs {
         };
         let result = match guard {
             Some(ctime) if ctime != node.attr.ctime => Err(ErrorKind::NotSync.into()),
-            _ => self.set(lane, credential, handle, (&node.descriptor, node.attr.file_type), to),
+            _ => self.set(lane, credential, handle, (&node.descriptor, node.attr.file_type), to, resize),
         };
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = self.before(&order, handle, &node.attr);
@@ -52,6 +92,7 @@ impl Fs {
         handle: &Handle,
         (object, file_type): (&OwnedFd, FileType),
         to: &SetAttr,
+        resize: Resize,
     ) -> Result<(), FsError> {
         let call = self.begin(lane, credential, handle, true)?;
         check(to)?;
@@ -64,7 +105,10 @@ impl Fs {
         };
         let change = || {
             if let Some((size, file)) = &resized {
-                permit(file, WRITE_BIT, &call.caller)?;
+                match resize {
+                    Resize::Owner => permit(file, WRITE_BIT, &call.caller)?,
+                    Resize::Writer => access(file, WRITE_BIT)?,
+                }
                 rustix::fs::ftruncate(file, *size)?;
             }
             set_owner(object, to)?;

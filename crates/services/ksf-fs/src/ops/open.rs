@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
 use rustix::io::Errno;
 
-use super::change::check;
+use super::change::{Resize, check};
 use super::content::{read_whole, write_whole};
 use super::list::each_entry;
 use super::make::{Place, TRIES};
@@ -20,10 +20,11 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error, permit};
+use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
 
+use crate::sys::access;
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenHow {
@@ -311,8 +312,9 @@ impl Fs {
         Ok(lane.as_caller(&opened.caller, || write_whole(file, offset, data))??)
     }
 
-    /// Changes attributes as [`Fs::setattr`] does, also of what has lost its last name. The length of a file that is open for writing
-    /// is changed by the right of whoever opened it, as with ftruncate(2); all else is the caller's right, and so is another length.
+    /// Changes attributes as [`Fs::setattr_by_name`] does, also of what has lost its last name. The length of a file that is open for
+    /// writing is changed by the right of whoever opened it, as with ftruncate(2); all else is the caller's right, and so is another
+    /// length.
     pub fn setattr_open(
         &self,
         lane: &mut Lane,
@@ -331,13 +333,13 @@ impl Fs {
             // By what is open: there may be no name any more.
             Some(size) => {
                 let call = self.begin(lane, credential, &opened.handle, true)?;
-                lane.as_caller(&call.caller, || permit(opened_file, WRITE_BIT, &call.caller))??;
+                lane.as_caller(&call.caller, || access(opened_file, WRITE_BIT))??;
                 let file = self.reopen(opened_file, OFlags::WRONLY)?;
                 lane.as_caller(&call.caller, || ftruncate(&file, size))??;
             }
             None => {}
         }
-        self.set(lane, credential, &opened.handle, (opened_file, opened.file_type), &rest)?;
+        self.set(lane, credential, &opened.handle, (opened_file, opened.file_type), &rest, Resize::Writer)?;
         drop(order);
         self.owe_names(lane, &opened.handle)
     }

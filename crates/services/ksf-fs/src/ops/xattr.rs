@@ -37,7 +37,7 @@ pub enum XattrOf<'a> {
 }
 
 impl XattrOf<'_> {
-    fn handle(&self) -> &Handle {
+    pub(super) fn handle(&self) -> &Handle {
         match self {
             Self::Handle(handle) => handle,
             Self::Open(file) => file.handle(),
@@ -103,7 +103,7 @@ impl Fs {
     }
 
     /// By its name in /proc: the kernel takes no descriptor that is open without its content.
-    fn at_path<T>(
+    pub(super) fn at_path<T>(
         &self,
         lane: &mut Lane,
         credential: &Credential,
