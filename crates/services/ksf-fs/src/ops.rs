@@ -22,7 +22,7 @@ pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 
 pub use list::{Cursor, Detail, Entry, Listed};
-pub use lock::{LockKind, LockRange};
+pub use lock::{LOCKS_MAX, LOCKS_OF_FILE_MAX, LOCKS_OF_OPEN_MAX, LockKind, LockRange};
 pub use open::{OpenFile, OpenHow};
 pub use xattr::{XATTR_BYTES_MAX, XattrHow, XattrOf};
 

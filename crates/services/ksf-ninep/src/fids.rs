@@ -38,7 +38,8 @@ enum State {
     /// A request that is under way will make it.
     Reserved,
     Walked(Arc<Node>),
-    Open(Arc<Node>, OpenFile),
+    /// With the memory that its locked ranges take.
+    Open(Arc<Node>, OpenFile, usize),
     /// The value of an extended attribute, or their names.
     Value(Arc<[u8]>),
     Setting(Box<Setting>),
@@ -81,19 +82,19 @@ pub(crate) struct Fids {
     open: BTreeSet<(Handle, u32)>,
     fids_max: usize,
     last_number: u64,
-    /// Of values, written and to be written.
-    value_bytes: usize,
+    /// Of values and locked ranges.
+    more_bytes: usize,
 }
 
 impl Fids {
     pub(crate) fn new(fids_max: usize) -> Self {
         let (fids, names, open) = Default::default();
-        Self { fids, names, open, fids_max, last_number: 0, value_bytes: 0 }
+        Self { fids, names, open, fids_max, last_number: 0, more_bytes: 0 }
     }
 
     /// Memory that they take, about.
     pub(crate) fn bytes(&self) -> usize {
-        self.fids.len() * FID_BYTES + self.value_bytes
+        self.fids.len() * FID_BYTES + self.more_bytes
     }
 
     /// Takes a number for what a request will find.
@@ -128,7 +129,7 @@ impl Fids {
     pub(crate) fn node(&self, fid: u32) -> Result<&Arc<Node>, Errno> {
         match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved | State::Value(_) | State::Setting(_) => Err(Errno::BADF),
-            State::Walked(node) | State::Open(node, _) => Ok(node),
+            State::Walked(node) | State::Open(node, ..) => Ok(node),
         }
     }
 
@@ -136,7 +137,7 @@ impl Fids {
     pub(crate) fn both(&self, fid: u32) -> Result<(&Arc<Node>, Option<&OpenFile>), Errno> {
         let node = self.node(fid)?;
         let open = match &self.fids.get(&fid).ok_or(Errno::BADF)?.state {
-            State::Open(_, file) => Some(file),
+            State::Open(_, file, _) => Some(file),
             _ => None,
         };
         Ok((node, open))
@@ -150,6 +151,15 @@ impl Fids {
     /// The open file of a fid.
     pub(crate) fn open(&self, fid: u32) -> Result<&OpenFile, Errno> {
         self.both(fid)?.1.ok_or(Errno::BADF)
+    }
+
+    /// The open file of a fid, with the id by which a request will change it.
+    pub(crate) fn locked(&self, fid: u32) -> Result<(FidId, &OpenFile), Errno> {
+        let found = self.fids.get(&fid).ok_or(Errno::BADF)?;
+        match &found.state {
+            State::Open(_, file, _) => Ok((FidId { fid, number: found.number }, file)),
+            _ => Err(Errno::BADF),
+        }
     }
 
     /// What a fid names that is not open, with the id by which a request will change it.
@@ -168,22 +178,13 @@ impl Fids {
         self.open(*fid).ok()
     }
 
-    /// Makes a fid one that an extended attribute is written to. `room`: bytes that may be taken for it.
-    pub(crate) fn begin_value(
-        &mut self,
-        fid: u32,
-        name: &[u8],
-        (size, flags): (u64, u32),
-        room: usize,
-    ) -> Result<(), Errno> {
+    /// Makes a fid one that an extended attribute is written to.
+    pub(crate) fn begin_value(&mut self, fid: u32, name: &[u8], (size, flags): (u64, u32)) -> Result<(), Errno> {
         let (id, node) = self.closed(fid)?;
         if name.len() > XATTR_NAME_BYTES_MAX {
             return Err(Errno::RANGE);
         }
         let size = usize::try_from(size).ok().filter(|size| *size <= XATTR_BYTES_MAX).ok_or(Errno::TOOBIG)?;
-        if size > room {
-            return Err(Errno::NOMEM);
-        }
         let how = match flags {
             0 => XattrHow::Any,
             XATTR_CREATE => XattrHow::New,
@@ -193,19 +194,29 @@ impl Fids {
         let setting = Setting { node: Arc::clone(node), name: name.into(), size, value: Vec::new(), how };
         if let Some(fid) = self.found(id) {
             fid.state = State::Setting(Box::new(setting));
-            self.value_bytes += size;
             self.rename(id, None);
         }
         Ok(())
     }
 
-    /// Writes the next bytes of an extended attribute. `None`: the fid is none for that.
-    pub(crate) fn write_value(&mut self, fid: u32, offset: u64, data: &[u8]) -> Option<Result<(), Errno>> {
+    /// Writes the next bytes of an extended attribute. `room`: bytes that may be taken for them. `None`: the fid is none for that.
+    pub(crate) fn write_value(&mut self, fid: u32, offset: u64, data: &[u8], room: usize) -> Option<Result<(), Errno>> {
         let State::Setting(setting) = &mut self.fids.get_mut(&fid)?.state else { return None };
-        if offset != setting.value.len() as u64 || setting.size - setting.value.len() < data.len() {
+        let Setting { size, value, .. } = &mut **setting;
+        if offset != value.len() as u64 || *size - value.len() < data.len() {
             return Some(Err(Errno::INVAL));
         }
-        setting.value.extend_from_slice(data);
+        let before = value.capacity();
+        let needed = value.len() + data.len();
+        if needed > before {
+            let wanted = needed.next_power_of_two().min(*size);
+            if wanted - before > room {
+                return Some(Err(Errno::NOMEM));
+            }
+            value.reserve_exact(wanted - value.len());
+            self.more_bytes += value.capacity() - before;
+        }
+        value.extend_from_slice(data);
         Some(Ok(()))
     }
 
@@ -226,16 +237,17 @@ impl Fids {
         match self.fids.remove(&fid).ok_or(Errno::BADF)?.state {
             State::Reserved => Err(Errno::BADF),
             State::Walked(node) => Ok(Removed::File(node, place, None)),
-            State::Open(node, file) => {
+            State::Open(node, file, lock_bytes) => {
+                self.more_bytes -= lock_bytes;
                 self.open.remove(&(file.handle().clone(), fid));
                 Ok(Removed::File(node, place, Some(file)))
             }
             State::Value(value) => {
-                self.value_bytes -= value.len();
+                self.more_bytes -= value.len();
                 Ok(Removed::Value)
             }
             State::Setting(setting) => {
-                self.value_bytes -= setting.size;
+                self.more_bytes -= setting.value.capacity();
                 Ok(Removed::Setting(setting))
             }
         }
@@ -266,7 +278,7 @@ impl Fids {
                 {
                     let handle = file.handle().clone();
                     let (node, place) = created.map_or_else(|| (Arc::clone(node), None), |(node, at)| (node, Some(at)));
-                    *state = State::Open(node, file);
+                    *state = State::Open(node, file, 0);
                     self.open.insert((handle, id.fid));
                     if place.is_some() {
                         self.rename(id, place);
@@ -277,7 +289,15 @@ impl Fids {
                 if let Some(Fid { state: state @ State::Reserved, .. }) = self.found(id) {
                     let bytes = value.len();
                     *state = State::Value(value);
-                    self.value_bytes += bytes;
+                    self.more_bytes += bytes;
+                }
+            }
+            Change::Locked(id) => {
+                if let Some(Fid { state: State::Open(_, file, lock_bytes), .. }) = self.found(id) {
+                    // With those of later requests, whose changes will find the same.
+                    let now = file.lock_bytes();
+                    let before = std::mem::replace(lock_bytes, now);
+                    self.more_bytes = self.more_bytes - before + now;
                 }
             }
             Change::Moved(from, to) => {
@@ -318,6 +338,8 @@ pub(crate) enum Change {
     Opened(FidId, Option<(Arc<Node>, Place)>, OpenFile),
     /// The fid is that of a value.
     Value(FidId, Arc<[u8]>),
+    /// The locks of the fid's file are others.
+    Locked(FidId),
     /// What had the first name has the second.
     Moved(Place, Place),
 }

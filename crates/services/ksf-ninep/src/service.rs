@@ -398,7 +398,7 @@ impl NinepService {
                 }
             },
             Request::Write { fid, offset, data } => {
-                if let Some(written) = fids.write_value(fid, offset, data.0) {
+                if let Some(written) = fids.write_value(fid, offset, data.0, reply.session_room()) {
                     written?;
                     say(reply, tag, Reply::Write { count: data.0.len() as u32 })?;
                     return Ok(Next::Answered);
@@ -444,7 +444,12 @@ impl NinepService {
             Request::Fsync { fid, datasync } => Work::Fsync { file: fids.open(fid)?.clone(), data_only: datasync != 0 },
             Request::Lock { fid, lock } => {
                 let range = LockRange { start: lock.start, length: lock.length };
-                Work::Lock { file: fids.open(fid)?.clone(), kind: lock_kind_of(lock.kind)?, range }
+                let (kind, (id, file)) = (lock_kind_of(lock.kind)?, fids.locked(fid)?);
+                // Its ranges take at most twice the memory then.
+                if kind.is_some() && reply.session_room() < file.lock_bytes().max(FID_BYTES) {
+                    return Err(Errno::NOLCK);
+                }
+                Work::Lock { id, file: file.clone(), kind, range }
             }
             Request::Getlock { fid, lock } => {
                 let range = LockRange { start: lock.start, length: lock.length };
@@ -457,7 +462,7 @@ impl NinepService {
                 Work::Xattrwalk { id: fids.reserve(newfid)?, node, name: name.into(), open: None }
             }
             Request::Xattrcreate { fid, name, size, flags } => {
-                fids.begin_value(fid, name, (size, flags), reply.session_room())?;
+                fids.begin_value(fid, name, (size, flags))?;
                 say(reply, tag, Reply::Xattrcreate {})?;
                 return Ok(Next::Answered);
             }

@@ -149,6 +149,7 @@ pub(crate) enum Work {
     },
     /// `None` releases the lock.
     Lock {
+        id: FidId,
         file: OpenFile,
         kind: Option<LockKind>,
         range: LockRange,
@@ -250,7 +251,7 @@ impl Work {
     /// Most bytes of an extended attribute that count with the request: a fid had them before, or gets them with the result.
     pub(crate) fn value_bytes(&self) -> usize {
         match self {
-            Self::SetXattr { setting, .. } => setting.size,
+            Self::SetXattr { setting, .. } => setting.value.capacity(),
             Self::Xattrwalk { .. } => XATTR_BYTES_MAX,
             _ => 0,
         }
@@ -261,7 +262,7 @@ impl Work {
         let more = match self {
             Self::Write { data, .. } => data.len(),
             Self::Symlink { target, .. } => target.len(),
-            Self::SetXattr { setting, .. } => setting.size,
+            Self::SetXattr { setting, .. } => setting.value.capacity(),
             _ => 0,
         };
         size_of::<Self>() + more
@@ -492,10 +493,11 @@ impl Work {
                 set_xattr(fs, lane, &setting, open.as_ref())?;
                 plain(Reply::Clunk {})
             }
-            Self::Lock { file, kind, range } => {
+            Self::Lock { id, file, kind, range } => {
                 // A client that wants to wait asks again.
                 let is_granted = fs.lock_open(lane, &file, kind, range)?;
-                plain(Reply::Lock { status: if is_granted { LOCK_GRANTED } else { LOCK_BLOCKED } })
+                let status = if is_granted { LOCK_GRANTED } else { LOCK_BLOCKED };
+                Done::message(tag, Reply::Lock { status }, Some(Change::Locked(id)))
             }
             Self::Getlock { file, kind, range, process, client } => {
                 let lock = match fs.find_lock(lane, &file, kind, range)? {

@@ -885,6 +885,49 @@ fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     serving.stop();
 }
 
+#[test]
+fn locked_ranges_are_bounded_and_as_many_locks_and_unlocks_as_a_client_wants_are_granted() {
+    const RANGES_MAX: u64 = 1024;
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.open(1, "file", BOTH).unwrap();
+    client.open(2, "file", BOTH).unwrap();
+    let mut lock = |fid, kind, start, length| {
+        let lock = Lock { kind, flags: 0, start, length, process: 7, client: b"here" };
+        client.ask(Request::Lock { fid, lock }, |reply| match reply {
+            Reply::Lock { status } => status,
+            other => panic!("{other:?}"),
+        })
+    };
+    const GRANTED: Result<u8, i32> = Ok(0);
+    for at in 0..RANGES_MAX {
+        assert_eq!(lock(1, 1, 2 * at, 1), GRANTED, "{at}");
+    }
+    // Neither one more, nor one that becomes three.
+    assert_eq!(lock(1, 1, 1 << 40, 1), Err(libc::ENOLCK));
+    assert_eq!(lock(2, 1, 1 << 40, 0), GRANTED, "another one has its own");
+    assert_eq!(lock(2, 0, 1, 1), GRANTED);
+    assert_eq!(lock(2, 2, 0, 0), GRANTED);
+    for at in 0..2000 {
+        assert_eq!(lock(1, 1, 2 * (at % RANGES_MAX), 1), GRANTED, "it has that one");
+    }
+    assert_eq!(lock(1, 2, 0, 3), GRANTED);
+    assert_eq!(lock(1, 1, 1 << 40, 100), GRANTED);
+    assert_eq!(lock(1, 2, (1 << 40) + 10, 1), GRANTED);
+    assert_eq!(lock(1, 2, (1 << 40) + 20, 1), Err(libc::ENOLCK));
+    assert_eq!(lock(1, 1, 0, 0), GRANTED, "all become one");
+    // As a database does.
+    for at in 0..3000 {
+        let (kind, start) = ([0, 1, 2][at % 3], (1 << 30) + (at as u64 % 7));
+        assert_eq!(lock(1, kind, start, 1), GRANTED);
+    }
+    assert_eq!(lock(1, 2, 0, 0), GRANTED);
+    assert_eq!(lock(2, 1, 0, 0), GRANTED);
+    serving.stop();
+}
+
 /// A walk that fails on the shard gives its fid back, as one that fails on a lane.
 #[test]
 fn what_the_shard_answers_is_what_a_lane_answers() {

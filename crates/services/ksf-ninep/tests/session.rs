@@ -414,6 +414,33 @@ fn requests_for_extended_attributes_in_flight_are_bounded_by_the_values_they_may
     serving.stop();
 }
 
+/// Their sizes are what a client wants to write.
+#[test]
+fn extended_attributes_take_room_as_they_are_written() {
+    const VALUES: u32 = 100;
+    const BYTES: usize = 65_536;
+    let place = Place::new();
+    let serving = place.serve_with(EngineKind::Epoll, vec![place.export()], 1000);
+    let (mut client, mut other) = (serving.client(), serving.client());
+    for fid in 1..=VALUES {
+        client.walk(ROOT, fid, "").unwrap();
+        client.does(Request::Xattrcreate { fid, name: b"user.x", size: BYTES as u64, flags: 0 }).unwrap();
+    }
+    client.walk(ROOT, 500, "").unwrap();
+    let value = vec![b'x'; BYTES];
+    let mut written = (1..=VALUES).map(|fid| client.does(Request::Write { fid, offset: 0, data: Data(&value) }));
+    // As many as `connection_bytes_max` has room for, with the fids.
+    assert_eq!(written.by_ref().take_while(Result::is_ok).count(), 62);
+    assert!(written.all(|result| result == Err(libc::ENOMEM)));
+    other.walk(ROOT, 1, "").unwrap();
+    for fid in 1..=VALUES {
+        // The file system may have no room for such a value.
+        client.clunk(fid).ok();
+    }
+    client.walk(ROOT, 1, "").unwrap();
+    serving.stop();
+}
+
 #[test]
 fn what_a_connection_has_open_is_closed_with_it() {
     let place = Place::new();

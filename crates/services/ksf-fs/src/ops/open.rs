@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
 use rustix::io::Errno;
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::change::{Resize, check};
 use super::content::{read_whole, write_whole};
 use super::list::each_entry;
+use super::lock::{LockCounts, LockedRanges};
 use super::make::{Place, TRIES};
 use super::{FILE_SIZE_MAX, Stable};
 use crate::attr::{Attr, Changed, FileType, Found, SetAttr};
@@ -23,8 +24,8 @@ use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
-
 use crate::sys::access;
+
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenHow {
@@ -79,11 +80,34 @@ struct Opened {
     closer: Closer,
 }
 
-/// The fields are dropped in this order: a file counts until it is closed.
+/// The fields are dropped in this order: a file and its locks count until it is closed.
 #[derive(Debug)]
 struct Descriptor {
     file: OwnedFd,
+    locks: Locks,
     _slot: Slot,
+}
+
+/// The locks of an open file.
+#[derive(Debug)]
+struct Locks {
+    ranges: Mutex<LockedRanges>,
+    handle: Handle,
+    all: Arc<OpenFiles>,
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        let ranges = self.ranges.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.all.locks.change(&self.handle, ranges.len(), 0);
+    }
+}
+
+impl Descriptor {
+    fn new(file: OwnedFd, handle: &Handle, slot: Slot) -> Self {
+        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(&slot.0) };
+        Self { file, locks, _slot: slot }
+    }
 }
 
 impl Opened {
@@ -105,11 +129,12 @@ impl Drop for Opened {
 pub(crate) struct OpenFiles {
     count: AtomicUsize,
     max: usize,
+    locks: LockCounts,
 }
 
 impl OpenFiles {
     pub(crate) fn new(max: usize) -> Self {
-        Self { count: AtomicUsize::new(0), max }
+        Self { count: AtomicUsize::new(0), max, locks: LockCounts::default() }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -157,6 +182,17 @@ impl OpenFile {
         self.0.file()
     }
 
+    /// The file, its locked ranges for as long as no other call locks, and those of all.
+    pub(super) fn locks(&self) -> Result<(&OwnedFd, MutexGuard<'_, LockedRanges>, &LockCounts), FsError> {
+        let Descriptor { file, locks, .. } = self.0.file.as_ref().ok_or(Errno::BADF)?;
+        Ok((file, locks.ranges.lock().unwrap_or_else(PoisonError::into_inner), &locks.all.locks))
+    }
+
+    /// Memory that its locked ranges take.
+    pub fn lock_bytes(&self) -> usize {
+        self.locks().map_or(0, |(_, ranges, _)| ranges.bytes())
+    }
+
     pub(crate) fn is_read(&self) -> bool {
         self.0.how.read
     }
@@ -199,7 +235,7 @@ impl Fs {
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
-        let file = Descriptor { file, _slot: slot };
+        let file = Descriptor::new(file, handle, slot);
         Ok((OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller), attr))
     }
 
@@ -222,7 +258,7 @@ impl Fs {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();
             let known = (found.handle.clone(), found.attr.file_type);
-            let file = Descriptor { file, _slot: slot };
+            let file = Descriptor::new(file, &found.handle, slot);
             Ok((OpenFile::new(place.export, known, file, how, caller), found))
         })
     }

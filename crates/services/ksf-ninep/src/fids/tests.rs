@@ -3,7 +3,9 @@ use std::sync::mpsc::channel;
 
 use super::*;
 use crate::{ExportSettings, MSIZE_MAX, Ninep, Settings};
-use ksf_fs::{Clients, ExportOptions, FileSettings, FsOptions, LaneOptions, Length, OpenHow, Squash};
+use ksf_fs::{
+    Clients, ExportOptions, FileSettings, FsOptions, LaneOptions, Length, LockKind, LockRange, OpenHow, Squash,
+};
 use ksf_test::alloc::{Counting, bytes};
 use ksf_test::{Folder, Random, effort};
 
@@ -17,7 +19,7 @@ struct Objects {
     files: Vec<OpenFile>,
     caller: Arc<Credential>,
     // Closes the files.
-    _ninep: Ninep,
+    ninep: Ninep,
     _folder: Folder,
 }
 
@@ -45,7 +47,7 @@ impl Objects {
         });
         let files: Vec<OpenFile> = opened.iter().collect();
         assert_eq!(files.len(), NAMES.len());
-        Self { files, caller, _ninep: ninep, _folder: folder }
+        Self { files, caller, ninep, _folder: folder }
     }
 
     fn node(&self, object: usize) -> Arc<Node> {
@@ -204,8 +206,10 @@ fn random_steps_have_the_results_of_a_table_without_indexes() {
             }
             13 => {
                 let is_closed = matches!(models.fids.get(&fid), Some((_, Model::File { is_open: false, .. })));
-                assert_eq!(fids.begin_value(fid, b"user.a", (5, 0), 100).is_ok(), is_closed);
+                assert_eq!(fids.begin_value(fid, b"user.a", (5, 0)).is_ok(), is_closed);
                 if let (true, Some((_, model))) = (is_closed, models.fids.get_mut(&fid)) {
+                    assert_eq!(fids.write_value(fid, 0, b"12345", 4), Some(Err(Errno::NOMEM)));
+                    assert_eq!(fids.write_value(fid, 0, b"12345", 5), Some(Ok(())));
                     *model = Model::Value(5);
                 }
             }
@@ -282,4 +286,59 @@ fn fids_take_the_memory_that_is_counted_and_free_it() {
     (1..COUNT).for_each(|fid| drop(fids.remove(fid).unwrap()));
     let left = bytes() - before;
     assert!(left <= 8 * FID_BYTES as i64, "{left} bytes for one fid");
+}
+
+#[test]
+fn a_value_counts_as_it_is_written() {
+    const SIZE: usize = 1000;
+    let objects = Objects::new();
+    let mut fids = Fids::new(1);
+    objects.walk(&mut fids, 1, objects.place(0, "a"));
+    fids.begin_value(1, b"user.a", (SIZE as u64, 0)).unwrap();
+    let (idle, before) = (fids.bytes(), bytes());
+    assert_eq!(idle, FID_BYTES);
+    for at in 0..SIZE {
+        let counted = fids.bytes();
+        assert_eq!(fids.write_value(1, at as u64, b"x", SIZE), Some(Ok(())));
+        let taken = bytes() - before;
+        assert_eq!(fids.bytes() - idle, taken as usize);
+        assert!(fids.bytes() - counted <= at.max(1), "at most twice the memory");
+    }
+    assert_eq!(fids.bytes() - idle, SIZE);
+    drop(fids.remove(1));
+    assert_eq!(fids.bytes(), 0);
+}
+
+#[test]
+fn locked_ranges_count_until_they_are_given_back() {
+    const RANGES: u64 = 100;
+    let objects = Objects::new();
+    let file = &objects.files[0];
+    let mut fids = Fids::new(1);
+    objects.walk(&mut fids, 1, objects.place(0, "a"));
+    let (id, _) = fids.closed(1).unwrap();
+    fids.apply(Change::Opened(id, None, file.clone()));
+    let lock = |kind, ranges: Vec<LockRange>| {
+        let (done, is_done) = channel();
+        let (fs, file) = (Arc::clone(&objects.ninep.files().fs), file.clone());
+        objects.ninep.files().lanes.submit(0, Length::Short, 0, move |lane| {
+            ranges.into_iter().for_each(|range| assert!(fs.lock_open(lane, &file, kind, range).unwrap()));
+            done.send(()).unwrap();
+        });
+        is_done.recv().unwrap();
+    };
+    lock(Some(LockKind::Shared), (0..RANGES).map(|at| LockRange { start: 2 * at, length: 1 }).collect());
+    fids.apply(Change::Locked(id));
+    let counted = fids.bytes() - FID_BYTES;
+    assert_eq!(counted, file.lock_bytes());
+    assert!(counted as u64 >= 24 * RANGES, "{counted} bytes");
+    lock(None, vec![LockRange { start: 0, length: 0 }]);
+    fids.apply(Change::Locked(id));
+    assert_eq!(fids.bytes(), FID_BYTES);
+    lock(Some(LockKind::Shared), vec![LockRange { start: 0, length: 1 }]);
+    fids.apply(Change::Locked(id));
+    assert!(fids.bytes() > FID_BYTES);
+    drop(fids.remove(1).unwrap());
+    fids.apply(Change::Locked(id));
+    assert_eq!(fids.bytes(), 0);
 }
