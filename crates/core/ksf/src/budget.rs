@@ -187,6 +187,11 @@ impl Budget {
         own.min((shard_limits.shard_bytes_max / 2).saturating_sub(self.session_bytes))
     }
 
+    /// Bytes of replies for which there is room.
+    pub(crate) fn reply_room(&self, shard_limits: &Limits) -> usize {
+        shard_limits.shard_bytes_max.saturating_sub(self.reply_bytes + self.session_bytes)
+    }
+
     /// Replaces what one connection has counted among the sessions.
     pub(crate) fn recount_session(&mut self, before: usize, after: usize) {
         self.session_bytes = self.session_bytes - before + after;

@@ -237,7 +237,8 @@ pub struct SessionState {
     /// [`STRANGER_REPLIES_MAX`](crate::budget::STRANGER_REPLIES_MAX) bytes of replies wait for it. False by default.
     pub is_stranger: bool,
     /// Bytes that the state keeps because of what the peer sent, beyond a fixed size: they are counted with what the shard
-    /// owes. A service adds no more than [`Reply::session_room`] at a time. 0 by default.
+    /// owes. A service adds no more than [`Reply::session_room`] at a time, but needs no room for the first
+    /// [`EXPECTED_REPLY_BYTES`] of a connection. 0 by default.
     pub bytes: usize,
     /// Of a service with [`Framing::Custom`]: the message that was handed over last is a part, of which the next part is to come.
     /// It has [`assembly_timeout_ms`](Limits::assembly_timeout_ms) from now to arrive. False by default.

@@ -406,6 +406,137 @@ fn an_answer_that_makes_no_sense_is_a_bad_gateway() {
     assert!(got.starts_with("HTTP/1.1 502 "), "{got}");
 }
 
+/// A backend that sends interim answers without end costs a bounded number of them, however they arrive.
+#[test]
+fn interim_answers_of_one_exchange_are_bounded() {
+    let interim = "HTTP/1.1 100 C\r\n\r\n";
+    let stream = interim.repeat(3600);
+    for (request, passed) in [(GET, 16), ("GET / HTTP/1.0\r\n\r\n", 0)] {
+        for step in [stream.len(), 1000, 7] {
+            let proxy = proxy(2, true);
+            let mut meeting = Meeting::new(&proxy);
+            meeting.client(request);
+            meeting.connected(false);
+            let pieces = stream.as_bytes().chunks(step);
+            let got: String = pieces.map(|piece| meeting.backend(std::str::from_utf8(piece).unwrap())).collect();
+            assert_eq!((got.matches(" 100 ").count(), got.matches(" 502 ").count()), (passed, 1), "by {step}");
+            assert_eq!((meeting.hung_up, meeting.dialed.len()), (Some(false), 1), "by {step}");
+            assert_eq!(counter(&*proxy, "backend_malformed"), 1);
+            assert!(meeting.client.closed().is_some());
+        }
+    }
+    // As many as may be, and those of each exchange by themselves.
+    let mut meeting = Meeting::new(&proxy(1, true));
+    for _ in 0..2 {
+        meeting.client(GET);
+        meeting.connected(false);
+        let got = meeting.backend(&format!("{}HTTP/1.1 204 No Content\r\n\r\n", interim.repeat(16)));
+        assert_eq!((got.matches(" 100 ").count(), got.matches(" 204 ").count()), (16, 1), "{got}");
+        assert_eq!(meeting.hung_up, Some(true));
+    }
+}
+
+/// A part of an answer's head, which does not end.
+fn half_head(bytes: usize) -> String {
+    format!("{:x<bytes$}", "HTTP/1.1 200 OK\r\nA: ")
+}
+
+#[test]
+fn kept_heads_are_counted_until_they_are_passed_on() {
+    let limits = Limits { header_bytes_max: 64 << 10, ..Limits::default() };
+    let mut meeting = Meeting::with_limits(&proxy(1, true), limits);
+    // That of a request is kept for another backend, until an answer begins.
+    meeting.client(&format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n", "a".repeat(60_000)));
+    let passed_bytes = meeting.passed.len();
+    let counted_bytes = meeting.client.session_bytes();
+    assert!((passed_bytes..=2 * passed_bytes).contains(&counted_bytes), "{counted_bytes} of {passed_bytes}");
+    meeting.connected(false);
+    // That of an answer is kept until it is whole, with the memory that it takes.
+    for (sent_bytes, piece) in half_head(60_000).as_bytes().chunks(1000).enumerate() {
+        meeting.backend(std::str::from_utf8(piece).unwrap());
+        let (kept_bytes, counted_bytes) = ((sent_bytes + 1) * 1000, meeting.client.session_bytes());
+        assert!((kept_bytes..2 * kept_bytes + 32).contains(&counted_bytes), "{counted_bytes} of {kept_bytes}");
+    }
+    let got = meeting.backend("\r\nContent-Length: 2\r\n\r\na");
+    assert!(got.len() > 60_000 && got.ends_with("\r\n\r\na"));
+    assert_eq!(meeting.client.session_bytes(), 0, "a body is not kept");
+    meeting.backend("b");
+    assert_eq!(meeting.hung_up, Some(true));
+    // A request that cannot be repeated is not kept.
+    meeting.client("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n");
+    assert!(meeting.client.session_bytes() > 0);
+    meeting.client("half");
+    assert_eq!(meeting.client.session_bytes(), 0);
+    meeting.upstream(Upstream::Failed(Failure::Refused));
+    assert!(meeting.client.closed().is_some());
+}
+
+/// Limit of a shard, half of which is for sessions.
+const SMALL_BYTES_MAX: usize = 32 << 10;
+
+fn small() -> Limits {
+    Limits { shard_bytes_max: SMALL_BYTES_MAX, header_bytes_max: 64 << 10, ..Limits::default() }
+}
+
+#[test]
+fn answer_head_without_room_is_refused() {
+    let proxy = proxy(2, true);
+    let mut meeting = Meeting::with_limits(&proxy, small());
+    meeting.client(GET);
+    meeting.connected(false);
+    let mut got = String::new();
+    for piece in half_head(60_000).as_bytes().chunks(1000) {
+        got += &meeting.backend(std::str::from_utf8(piece).unwrap());
+        assert!(meeting.client.session_bytes() <= SMALL_BYTES_MAX / 2);
+    }
+    assert!(got.starts_with("HTTP/1.1 503 ") && got.matches("HTTP/").count() == 1, "{got:.200}");
+    assert_eq!((meeting.hung_up, meeting.dialed.len()), (Some(false), 1));
+    assert_eq!((counter(&*proxy, "no_resources"), counter(&*proxy, "unavailable")), (1, 1));
+    assert!(meeting.client.closed().is_some() && meeting.client.session_bytes() == 0);
+    // One that comes whole is not kept.
+    let mut meeting = Meeting::with_limits(&proxy, small());
+    meeting.client(GET);
+    meeting.connected(false);
+    let got = meeting.backend(&format!("{}\r\nContent-Length: 2\r\n\r\nab", half_head(40_000)));
+    assert!(got.ends_with("\r\n\r\nab") && meeting.hung_up == Some(true));
+}
+
+/// A long head becomes a reply that its client may not read: it needs room among the replies, too. A short one does not.
+#[test]
+fn answer_head_behind_unread_replies_is_short_or_refused() {
+    for (head_bytes, status) in [(4000, "200"), (10_000, "503")] {
+        let proxy = proxy(1, true);
+        let mut meeting = Meeting::with_limits(&proxy, small());
+        meeting.client(&format!("{GET}{GET}"));
+        meeting.connected(false);
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 24000\r\n\r\n{}", "x".repeat(24_000));
+        let received = |bytes: String| Upstream::Received(Chunk::from_vec(bytes.into_bytes()));
+        meeting.client.upstream_unread(received(answer));
+        meeting.carry_out();
+        assert_eq!(meeting.dialed.len(), 2, "the next request is with a backend");
+        meeting.client.upstream_unread(received(half_head(head_bytes)));
+        let got = meeting.backend("\r\nContent-Length: 0\r\n\r\n");
+        let (_, second) = got.rsplit_once("HTTP/1.1 ").unwrap();
+        assert!(second.starts_with(status), "{head_bytes}: {second:.100}");
+    }
+}
+
+#[test]
+fn request_head_without_room_is_passed_and_not_repeated() {
+    let long = format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n", "a".repeat(20_000));
+    for (request, dialed) in [(&*long, 1), (GET, 3)] {
+        let mut meeting = Meeting::with_limits(&proxy(2, true), small());
+        meeting.client(request);
+        assert!(meeting.passed.len() >= request.len() && meeting.client.session_bytes() < 4096);
+        let mut got = String::new();
+        while got.is_empty() {
+            got = meeting.upstream(Upstream::Failed(Failure::Refused));
+        }
+        assert!(got.starts_with("HTTP/1.1 502 "), "{got}");
+        assert_eq!(meeting.dialed.len(), dialed);
+    }
+}
+
 /// Framing where there is no body is not passed on, and what follows it is no answer to the next request.
 #[test]
 fn forbidden_framing_is_dropped_and_ends_the_backend_connection() {

@@ -354,6 +354,12 @@ impl<M: Mode> Reply<'_, M> {
         budget.session_room(self.said.session_bytes, limits.of(self.said.listener), limits)
     }
 
+    /// Bytes of replies and session state for which the shard has room now: what `shard_bytes_max` leaves. For a service that
+    /// makes a long reply of which no message announced the length, such as a response of a backend.
+    pub fn reply_room(&self) -> usize {
+        self.env.budget.reply_room(&self.env.limits)
+    }
+
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the
     /// last of the answers.
     pub fn defer(&mut self) -> Deferred<M::Later> {

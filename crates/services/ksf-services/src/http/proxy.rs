@@ -9,6 +9,10 @@
 //! Backends take turns. Connections to them are kept, per shard, as far as they allow it. A request is repeated, on the
 //! next backend, if no byte of an answer was seen and that does no harm: it never reached a backend, or it is
 //! idempotent (RFC 9110, section 9.2.2), and nothing of its body is gone.
+//!
+//! The state of a connection keeps the head of a request that may be repeated, and the head of an answer that has arrived
+//! in part. Both count as session state. A head longer than [`EXPECTED_REPLY_BYTES`] is kept only while the shard has room:
+//! without room a request is not repeated, and the exchange ends with 503 for an answer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,8 +22,9 @@ use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
 use ksf::outgoing::{Failure, Upstream};
 use ksf::pool::Chunk;
+use ksf::service::EXPECTED_REPLY_BYTES;
 use ksf::stats::Counter;
-use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
 use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes};
 
 use super::counts::{Counts, WorkerCounts};
@@ -29,6 +34,13 @@ use super::refuse;
 
 /// Longest head of an answer, in bytes. Backends are trusted with more than clients are: cookies are made there.
 const ANSWER_HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Most interim answers (RFC 9110, section 15.2) of one exchange. Each costs a shard the work of a head, and a receive slot
+/// has room for thousands.
+const INTERIM_ANSWERS_MAX: u32 = 16;
+
+/// Bytes that a head that is passed on has more than it had, at most as a rule.
+const ADDED_BYTES: usize = 64;
 
 /// Passes every request to one of several backends.
 #[derive(Debug)]
@@ -51,15 +63,14 @@ pub struct ProxyClient {
 #[derive(Debug)]
 struct Exchange {
     request: Request,
-    /// The head as it was passed on, for another backend.
+    /// The head as it was passed on, for another backend. Empty if the request cannot be repeated: there is no room to keep
+    /// the head, a backend may have acted on the request, a part of the body was passed on, or an answer has begun.
     head: Vec<u8>,
     /// Whose turn it was.
     turn: usize,
     attempts: usize,
-    connected: bool,
-    /// Bytes of the body were passed on: the request cannot be repeated.
-    body_passed: bool,
     answer: Answer,
+    interim_answers: u32,
     /// The client may send another request when the answer is complete.
     keep_alive: bool,
     backend_keeps_alive: bool,
@@ -78,7 +89,17 @@ enum Answer {
 }
 
 /// An answer that cannot be passed on.
-struct BadAnswer;
+enum BadAnswer {
+    Malformed,
+    /// The shard has no room to keep its head.
+    NoRoom,
+}
+
+/// True if the state of a connection may keep `bytes` of a head, `more_bytes` more than before. Each connection may keep a
+/// short head without room, as it may have a short reply. A long head becomes a reply, so both kinds need room for it.
+fn has_room(bytes: usize, more_bytes: usize, reply: &Reply<'_>) -> bool {
+    bytes <= EXPECTED_REPLY_BYTES || more_bytes <= reply.session_room().min(reply.reply_room())
+}
 
 impl Proxy {
     /// A proxy of so many shards. With `keep_alive` clients may send more than one request on a connection.
@@ -104,7 +125,7 @@ impl Proxy {
         if request.max_forwards == Some(0) {
             return self.answer_as_last(client, head, reply);
         }
-        let mut passed = Vec::with_capacity(head.len() + 64);
+        let mut passed = Vec::with_capacity(head.len() + ADDED_BYTES);
         // It was read before, so it can be written.
         if forward_request(head, true, &mut passed).is_err() {
             return self.fail(client, 400, reply);
@@ -112,19 +133,19 @@ impl Proxy {
         let turn = &self.turns[client.reader.shard.min(self.turns.len() - 1)];
         let first = turn.value() as usize;
         turn.add(1);
+        let is_kept = has_room(passed.len(), passed.len(), reply);
         client.exchange = Some(Exchange {
             request,
-            head: passed,
+            head: if is_kept { passed.clone() } else { Vec::new() },
             turn: first,
             attempts: 0,
-            connected: false,
-            body_passed: false,
             answer: Answer::Nothing,
+            interim_answers: 0,
             keep_alive: self.keep_alive && request.keep_alive,
             backend_keeps_alive: false,
             is_misframed: false,
         });
-        self.ask(client, true, reply);
+        self.ask(client, passed, true, reply);
     }
 
     /// Answers an OPTIONS or a TRACE that may pass no further proxy (RFC 9110, section 7.6.2).
@@ -140,16 +161,15 @@ impl Proxy {
     }
 
     /// Sends the head to the backend whose turn it is.
-    fn ask(&self, client: &mut ProxyClient, reuse: bool, reply: &mut Reply<'_>) {
+    fn ask(&self, client: &mut ProxyClient, head: Vec<u8>, reuse: bool, reply: &mut Reply<'_>) {
         let Some(exchange) = &mut client.exchange else { return };
         let backend = self.backends[(exchange.turn + exchange.attempts) % self.backends.len()];
         exchange.attempts += 1;
-        exchange.connected = false;
         if reply.dial(backend, reuse).is_err() {
             // Not on a shard. Who checked `needs_shards` does not come here.
             return self.failed(client, Failure::NoResources, reply);
         }
-        if reply.pass(Chunk::from_vec(exchange.head.clone())).is_err() {
+        if reply.pass(Chunk::from_vec(head)).is_err() {
             // Not so soon behind a dial.
             self.failed(client, Failure::NotTaken, reply);
         }
@@ -160,6 +180,7 @@ impl Proxy {
         let counts = self.counts.of(client.reader.shard);
         let request_over = client.reader.is_at_end();
         let Some(exchange) = &mut client.exchange else { return };
+        exchange.head = Vec::new();
         let mut at = 0;
         while at < chunk.len() {
             let step = match &mut exchange.answer {
@@ -169,15 +190,19 @@ impl Proxy {
                         reply.chunk(chunk.slice(at..at + bytes));
                         Ok(bytes)
                     }
-                    Err(_) => Err(BadAnswer),
+                    Err(_) => Err(BadAnswer::Malformed),
                 },
                 _ => exchange.take_head(&chunk[at..], request_over, reply),
             };
             match step {
                 Ok(bytes) => at += bytes,
-                Err(BadAnswer) => {
+                Err(BadAnswer::Malformed) => {
                     counts.backend_malformed.add(1);
                     return self.give_up(client, 502, reply);
+                }
+                Err(BadAnswer::NoRoom) => {
+                    counts.count_failure(Failure::NoResources);
+                    return self.give_up(client, 503, reply);
                 }
             }
         }
@@ -214,14 +239,14 @@ impl Proxy {
             Failure::ConnectTimeout => (true, 504),
             Failure::Silent | Failure::NotTaken => (false, 504),
             Failure::NoResources => (false, 503),
-            // What was not connected has not seen the request.
-            _ => (!exchange.connected || exchange.request.idempotent, 502),
+            _ => (true, 502),
         };
         // One attempt more than there are backends: the first may have been a kept connection that had ended.
-        if may_repeat && !exchange.body_passed && exchange.attempts <= self.backends.len() {
+        if may_repeat && !exchange.head.is_empty() && exchange.attempts <= self.backends.len() {
             counts.repeated.add(1);
+            let head = exchange.head.clone();
             // On a new connection: kept ones may all have ended when the backend was started anew.
-            return self.ask(client, false, reply);
+            return self.ask(client, head, false, reply);
         }
         self.give_up(client, status, reply);
     }
@@ -250,6 +275,12 @@ impl Proxy {
 }
 
 impl Exchange {
+    /// Memory of the heads that are kept.
+    fn kept_bytes(&self) -> usize {
+        let answer_bytes = if let Answer::Head(kept) = &self.answer { kept.capacity() } else { 0 };
+        self.head.capacity() + answer_bytes
+    }
+
     /// Goes on with the head of the answer, and passes it on when it is whole. How many bytes it took.
     fn take_head(&mut self, bytes: &[u8], request_over: bool, reply: &mut Reply<'_>) -> Result<usize, BadAnswer> {
         let mut kept = match std::mem::replace(&mut self.answer, Answer::Nothing) {
@@ -263,14 +294,23 @@ impl Exchange {
             self.pass_head(&bytes[..length], request_over, reply)?;
             return Ok(length);
         }
-        let room = ANSWER_HEAD_BYTES_MAX - scanned;
-        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let left = ANSWER_HEAD_BYTES_MAX - scanned;
+        let taken = bytes.len().min(left);
+        if scanned + taken > kept.capacity() {
+            // A power of two, so that a head in many pieces is not copied for each of them.
+            let capacity = (scanned + taken).next_power_of_two();
+            if !has_room(capacity, capacity - kept.capacity(), reply) {
+                return Err(BadAnswer::NoRoom);
+            }
+            kept.reserve_exact(capacity - scanned);
+        }
+        kept.extend_from_slice(&bytes[..taken]);
         match head_bytes(&kept, scanned) {
             Some(length) => {
                 self.pass_head(&kept[..length], request_over, reply)?;
                 Ok(length - scanned)
             }
-            None if bytes.len() >= room => Err(BadAnswer),
+            None if taken == left => Err(BadAnswer::Malformed),
             None => {
                 self.answer = Answer::Head(kept);
                 Ok(bytes.len())
@@ -280,24 +320,31 @@ impl Exchange {
 
     fn pass_head(&mut self, head: &[u8], request_over: bool, reply: &mut Reply<'_>) -> Result<(), BadAnswer> {
         let minor = self.request.minor;
-        let response = Response::parse(head, self.request.is_head).map_err(|_| BadAnswer)?;
+        let response = Response::parse(head, self.request.is_head).map_err(|_| BadAnswer::Malformed)?;
+        // A buffer that grew by doubling would take twice the room of the head that was kept.
+        let mut pass = |keep_alive| {
+            reply.message(|out| {
+                out.reserve(head.len() + ADDED_BYTES);
+                forward_response(head, minor, keep_alive, out).map_err(|_| BadAnswer::Malformed)
+            })
+        };
         if response.status < 200 {
             // Not the end: the final head follows. Clients of HTTP/1.0 do not know interim answers.
             self.answer = Answer::Head(Vec::new());
             self.is_misframed |= response.misframed;
-            if minor == 0 {
-                return Ok(());
+            self.interim_answers += 1;
+            if self.interim_answers > INTERIM_ANSWERS_MAX {
+                return Err(BadAnswer::Malformed);
             }
-            return reply.message(|out| forward_response(head, minor, true, out)).map_err(|_| BadAnswer);
+            return if minor == 0 { Ok(()) } else { pass(true) };
         }
         if minor == 0 && response.body == BodyLength::Chunked {
-            return Err(BadAnswer);
+            return Err(BadAnswer::Malformed);
         }
         // An answer to half a request: the other half is not waited for.
         self.keep_alive &= request_over && response.body != BodyLength::UntilClose;
         self.backend_keeps_alive = response.keep_alive && !self.is_misframed;
-        let keep_alive = self.keep_alive;
-        reply.message(|out| forward_response(head, minor, keep_alive, out)).map_err(|_| BadAnswer)?;
+        pass(self.keep_alive)?;
         self.answer = Answer::Body(Body::new(response.body));
         Ok(())
     }
@@ -325,6 +372,11 @@ impl Service for Proxy {
         conn.reader.cut(buf, scanned, limits)
     }
 
+    fn session(&self, conn: &ProxyClient) -> SessionState {
+        let bytes = conn.exchange.as_ref().map_or(0, Exchange::kept_bytes);
+        SessionState { bytes, ..SessionState::default() }
+    }
+
     fn accept(&self, (): &mut (), _: &Peer) -> Result<ProxyClient, Refused> {
         Ok(ProxyClient::default())
     }
@@ -335,7 +387,7 @@ impl Service for Proxy {
             Piece::Head(request) => self.begin(conn, request, message.bytes(), reply),
             Piece::Body => {
                 if let Some(exchange) = &mut conn.exchange {
-                    exchange.body_passed = true;
+                    exchange.head = Vec::new();
                     if reply.pass(message.keep()).is_err() {
                         // No message comes while a backend takes nothing.
                         self.failed(conn, Failure::NotTaken, reply);
@@ -352,8 +404,9 @@ impl Service for Proxy {
     fn upstream(&self, (): &mut (), conn: &mut ProxyClient, event: Upstream, reply: &mut Reply<'_>) {
         match event {
             Upstream::Connected { .. } => {
-                if let Some(exchange) = &mut conn.exchange {
-                    exchange.connected = true;
+                // From now on the backend may have acted on the request.
+                if let Some(exchange) = conn.exchange.as_mut().filter(|exchange| !exchange.request.idempotent) {
+                    exchange.head = Vec::new();
                 }
             }
             Upstream::Received(chunk) => self.received(conn, &chunk, reply),

@@ -115,6 +115,11 @@ impl Wire {
         self.sent()
     }
 
+    /// The same, with a peer that reads nothing.
+    pub(crate) fn upstream_unread(&mut self, event: Upstream) {
+        self.connection.upstream(event, &mut self.env);
+    }
+
     /// The other end of its exchange takes no bytes for now, or does again.
     pub(crate) fn set_full(&mut self, full: bool) {
         self.connection.set_full(full, &mut self.env);
@@ -152,6 +157,11 @@ impl Wire {
     /// Bytes of input it keeps.
     pub(crate) fn unfinished_bytes(&self) -> usize {
         self.connection.unfinished_bytes()
+    }
+
+    /// Bytes that the shard counts for the state that the service keeps of the peer.
+    pub(crate) fn session_bytes(&self) -> usize {
+        self.env.budget.session_bytes()
     }
 
     /// The service gets its state back.
