@@ -279,6 +279,13 @@ impl Connection {
         true
     }
 
+    /// A deferred answer that comes after nothing can be sent any more, and before the [end](Self::end).
+    pub(crate) fn answered_too_late(&mut self, work_bytes: usize, env: &mut Env) {
+        self.deferred = self.deferred.saturating_sub(1);
+        self.work_bytes -= work_bytes;
+        self.recount(env);
+    }
+
     /// Delivers a deferred answer as a shard does. False, and nothing happens, if it is for another connection (the one
     /// that had this place before): then the caller gives its work back by
     /// [`Budget::orphan_done`](crate::budget::Budget::orphan_done). False as well if no message waits for it.

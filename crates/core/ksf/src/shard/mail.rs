@@ -50,9 +50,12 @@ impl<E: Engine> Shard<E> {
                     let waited_for = conn.answer(ticket, work_bytes, answer, env);
                     // Each ticket is answered once: its bytes would count for ever.
                     debug_assert!(waited_for, "an answer to no message");
-                } else {
-                    self.env.stats.replies_too_late.add(1);
-                    self.env.budget.orphan_done(work_bytes);
+                    return;
+                }
+                self.env.stats.replies_too_late.add(1);
+                match self.releasing(key) {
+                    Some((conn, env)) => conn.answered_too_late(work_bytes, env),
+                    None => self.env.budget.orphan_done(work_bytes),
                 }
             }
             Mail::Answer { target: Target::Datagram { socket, peer, work_bytes }, answer } => {

@@ -497,7 +497,14 @@ impl<E: Engine> Shard<E> {
         Some((stream.served()?, env))
     }
 
-    /// The same of an outgoing connection.
+    /// A connection whose operations the engine ends: nothing is sent on it any more, and its requests in work count as its own.
+    fn releasing(&mut self, key: ConnKey) -> Option<(&mut Connection, &mut Env)> {
+        let place = self.places.get_mut(key.index as usize).filter(|place| place.generation == key.generation)?;
+        let conn = place.conn.as_mut().filter(|conn| matches!(conn.phase, Phase::Releasing(_)))?;
+        Some((conn.stream.served()?, &mut self.env))
+    }
+
+    /// The stream of an outgoing connection, which will be looked after at the end of the turn.
     fn outgoing(&mut self, key: ConnKey) -> Option<(&mut Outgoing, &mut Env)> {
         let (stream, env) = self.stream(key)?;
         Some((stream.outgoing()?, env))

@@ -128,6 +128,65 @@ fn woken_for_nothing<E: Engine>() {
     assert!(!is_readable(&*shard.env.mailbox), "every further wait would end at once");
 }
 
+/// Answers later, each time with a kilobyte.
+#[derive(Default)]
+struct Later(Arc<std::sync::Mutex<Vec<crate::deferred::Deferred>>>);
+
+impl Service for Later {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("later", Framing::Raw)
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        self.0.lock().unwrap().push(reply.defer_for(1024));
+    }
+}
+
+/// An engine may need a moment to end its operations; answers come before, meanwhile and after, and the connection counts until it ends.
+#[test]
+fn an_answer_to_a_connection_that_is_being_released_is_counted_once() {
+    on_each_engine(answered_while_released::<Epoll>, answered_while_released::<Uring>);
+}
+
+fn answered_while_released<E: Engine>() {
+    let waiting = Later::default();
+    let stash = Arc::clone(&waiting.0);
+    let mut shard = serving::<E, _>(waiting, Limits::default());
+    let now = shard.env.now;
+    let mut peer = connect(&mut shard);
+    for _ in 0..3 {
+        let before = stash.lock().unwrap().len();
+        peer.write_all(b"x").unwrap();
+        while stash.lock().unwrap().len() == before {
+            turn_at(&mut shard, now, None);
+        }
+    }
+    let answer = || stash.lock().unwrap().pop().unwrap().reply(vec![0; 1024]);
+    answer();
+    shard.read_mail();
+    shard.abort(0, CloseReason::Service);
+    answer();
+    shard.read_mail();
+    while shard.places[0].conn.is_some() {
+        turn_at(&mut shard, now, None);
+    }
+    answer();
+    shard.read_mail();
+    assert_eq!(shard.env.budget.bytes(), 0);
+}
+
 #[test]
 fn the_clock_costs_what_is_due_and_not_what_is_open() {
     on_each_engine(idle_connections::<Epoll>, idle_connections::<Uring>);
