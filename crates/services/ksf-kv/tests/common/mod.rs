@@ -1,5 +1,7 @@
 //! A server on a real folder, its clients, and Redis to compare with.
 
+pub(crate) mod table;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
