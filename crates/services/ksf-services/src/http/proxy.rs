@@ -180,7 +180,9 @@ impl Proxy {
         let counts = self.counts.of(client.reader.shard);
         let request_over = client.reader.is_at_end();
         let Some(exchange) = &mut client.exchange else { return };
-        exchange.head = Vec::new();
+        if !chunk.is_empty() {
+            exchange.head = Vec::new();
+        }
         let mut at = 0;
         while at < chunk.len() {
             let step = match &mut exchange.answer {
