@@ -16,7 +16,7 @@ use crate::error::ConnectionError;
 use crate::input::{Input, InputRoom};
 use crate::mux::{ConnectionId, Pressure, ReplyTurn, Shared};
 use crate::options::MessageFraming;
-use crate::out_queue::{OutQueue, SendProgress};
+use crate::out_queue::{OutQueue, Room, SendProgress};
 use crate::scheduler::{OrderedQueue, Parked, Source};
 use crate::sync::{Arc, Mutex};
 
@@ -123,7 +123,7 @@ impl Connection {
         let socket = Arc::new(socket);
         Self {
             id,
-            out_queue: OutQueue::new(Arc::clone(&socket), Arc::clone(&mux.queued_bytes)),
+            out_queue: OutQueue::new(Arc::clone(&socket), Arc::clone(&mux.memory)),
             mux,
             ordered: (ordering == Order::Requests).then(OrderedQueue::default),
             reader: CombiningLock::new(Reader { socket: Some(Arc::clone(&socket)), input: Input::new() }),
@@ -211,11 +211,19 @@ impl Connection {
         self.queue_limit(admission) > self.out_queue.bytes()
     }
 
+    /// What its out-queue must have for this kind of message.
+    pub(crate) fn room(&self, admission: Admission) -> Room {
+        match admission {
+            Admission::Reserved(bytes) => Room::Reserved(bytes),
+            _ => Room::Below(self.queue_limit(admission)),
+        }
+    }
+
     /// Bytes in its out-queue at which this kind of message is refused.
     pub(crate) fn queue_limit(&self, admission: Admission) -> usize {
         let budget = self.budget();
         match admission {
-            Admission::Always => usize::MAX,
+            Admission::Reserved(_) => usize::MAX,
             Admission::Answer => budget.bytes_max.max(budget.out_queue_bytes_max),
             // The first one is taken also when the multiplexor's budget is used up.
             Admission::Send if self.mux.is_full() => 1,
@@ -245,11 +253,20 @@ impl Connection {
         self.reserved_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// An answer has come, of which `bytes` were counted. `length`: its own.
-    pub(crate) fn unreserve(&self, bytes: usize, length: usize) {
-        self.expected_bytes.fetch_max(length, Ordering::Relaxed);
-        self.reserved_bytes.fetch_sub(bytes, Ordering::SeqCst);
+    /// An answer has come that was so long.
+    pub(crate) fn expect(&self, bytes: usize) {
+        self.expected_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Nothing will need these bytes.
+    pub(crate) fn unreserve(&self, bytes: usize) {
+        self.replace_reserved(bytes);
         self.mux.memory.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
+    /// A message has the place of these bytes in the multiplexor's sum.
+    pub(crate) fn replace_reserved(&self, bytes: usize) {
+        self.reserved_bytes.fetch_sub(bytes, Ordering::SeqCst);
     }
 
     /// True if nothing that is queued for it will be sent.
@@ -266,8 +283,8 @@ impl Connection {
 /// Which messages an out-queue takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// Every one: a service cannot be told to come again. Its connection is throttled instead.
-    Always,
+    /// Every one: a service cannot be told to come again. Its connection is throttled instead. So many bytes were reserved for it.
+    Reserved(usize),
     /// Up to the budget of the connection: it answers a message in work.
     Answer,
     /// Up to the limit for the out-queue.

@@ -73,6 +73,15 @@ struct Sender<T> {
     sent: u64,
 }
 
+/// When a queue takes a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// While fewer bytes than these wait.
+    Below(usize),
+    /// Always. The sum has counted so many bytes for it, which the message replaces there when it is queued.
+    Reserved(usize),
+}
+
 /// What became of a message that was to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
@@ -150,27 +159,21 @@ impl<T: Transmit> OutQueue<T> {
         self.blocked.load(Ordering::SeqCst)
     }
 
-    /// Appends a message, unless `bytes_max` bytes wait already; `write` appends its body to the buffer it is given.
-    /// Nothing is sent yet.
+    /// Appends a message if there is `room`; `write` appends its body to the buffer it is given. Nothing is sent yet.
     pub(crate) fn push(
         &self,
         framing: &MessageFraming,
-        bytes_max: usize,
+        room: Room,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Pushed, FramingError> {
-        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
-        queue.append(framing, write).map(|bytes| self.added(&mut queue, bytes))
+        let Some(mut queue) = self.lock_for(room) else { return Ok(Pushed::Full) };
+        queue.append(framing, write).map(|bytes| self.added(&mut queue, bytes, room))
     }
 
     /// The same for a message whose body is sent from where it lies.
-    pub(crate) fn push_chunk(
-        &self,
-        framing: &MessageFraming,
-        bytes_max: usize,
-        body: Chunk,
-    ) -> Result<Pushed, FramingError> {
-        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
-        queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes))
+    pub(crate) fn push_chunk(&self, framing: &MessageFraming, room: Room, body: Chunk) -> Result<Pushed, FramingError> {
+        let Some(mut queue) = self.lock_for(room) else { return Ok(Pushed::Full) };
+        queue.append_chunk(framing, body).map(|bytes| self.added(&mut queue, bytes, room))
     }
 
     /// The same for a message that could have gone to any connection. `repeatable`: also when this one failed while it
@@ -178,11 +181,11 @@ impl<T: Transmit> OutQueue<T> {
     pub(crate) fn push_movable(
         &self,
         framing: &MessageFraming,
-        bytes_max: usize,
+        room: Room,
         body: &[u8],
         repeatable: bool,
     ) -> Result<Pushed, FramingError> {
-        let Some(mut queue) = self.lock_for(bytes_max) else { return Ok(Pushed::Full) };
+        let Some(mut queue) = self.lock_for(room) else { return Ok(Pushed::Full) };
         let bytes = queue.append(framing, |tail| tail.extend_from_slice(body))?;
         let (start, end) = (queue.end, queue.end + bytes as u64);
         let header_bytes = match framing {
@@ -191,7 +194,7 @@ impl<T: Transmit> OutQueue<T> {
         };
         let place = start + header_bytes..start + header_bytes + body.len() as u64;
         queue.movable.push_back(Movable { start, end, body: place, copy: repeatable.then(|| body.to_vec()) });
-        Ok(self.added(&mut queue, bytes))
+        Ok(self.added(&mut queue, bytes, room))
     }
 
     /// Appends whatever a service wrote, framing included; `output` is empty then.
@@ -203,7 +206,7 @@ impl<T: Transmit> OutQueue<T> {
         let mut queue = self.lock();
         let Queue { output: waiting, spares: of_queue, .. } = &mut *queue;
         waiting.add(output, of_queue);
-        self.added(&mut queue, bytes);
+        self.added(&mut queue, bytes, Room::Reserved(0));
     }
 
     /// Sends as much as TCP takes, unless another thread does.
@@ -310,22 +313,28 @@ impl<T: Transmit> OutQueue<T> {
     }
 
     /// Counts what was appended, or drops it.
-    fn added(&self, queue: &mut Queue, bytes: usize) -> Pushed {
+    fn added(&self, queue: &mut Queue, bytes: usize, room: Room) -> Pushed {
         queue.end += bytes as u64;
         if queue.closed {
             queue.output.take().recycle(&mut queue.spares);
             queue.movable.clear();
             return Pushed::Ended;
         }
+        let reserved = if let Room::Reserved(bytes) = room { bytes } else { 0 };
         self.bytes.fetch_add(bytes, Ordering::SeqCst);
-        self.total.fetch_add(bytes, Ordering::SeqCst);
+        // In one step, which wraps around where the message is shorter: the sum never has both, and never neither.
+        self.total.fetch_add(bytes.wrapping_sub(reserved), Ordering::SeqCst);
         Pushed::Queued
     }
 
-    /// The queue, if fewer bytes than these wait. A queue that has ended takes what is dropped then.
-    fn lock_for(&self, bytes_max: usize) -> Option<crate::sync::MutexGuard<'_, Queue>> {
+    /// The queue, if it takes a message. A queue that has ended takes what is dropped then.
+    fn lock_for(&self, room: Room) -> Option<crate::sync::MutexGuard<'_, Queue>> {
         let queue = self.lock();
-        (queue.closed || self.bytes() < bytes_max).then_some(queue)
+        let takes = match room {
+            Room::Below(bytes_max) => queue.closed || self.bytes() < bytes_max,
+            Room::Reserved(_) => true,
+        };
+        takes.then_some(queue)
     }
 
     /// Nothing waits any more. Called under the locks of the sender and the queue, which all that count have.
@@ -458,7 +467,7 @@ mod tests {
     use super::*;
 
     /// Takes any message.
-    const ANY: usize = usize::MAX;
+    const ANY: Room = Room::Reserved(0);
 
     /// Takes `room` bytes, then none; `broken`: fails instead.
     #[derive(Debug, Default)]
@@ -527,13 +536,13 @@ mod tests {
     fn a_queue_that_is_full_takes_no_more_until_what_left_together_is_sent() {
         let (peer, out_queue) = out_queue(0);
         let total = Arc::clone(&out_queue.total);
-        let push = |body: &[u8]| out_queue.push(&two_bytes(), 6, |tail| tail.extend_from_slice(body));
+        let push = |body: &[u8]| out_queue.push(&two_bytes(), Room::Below(6), |tail| tail.extend_from_slice(body));
         assert_eq!(
             [push(b"abc"), push(b"defg"), push(b"")],
             [Ok(Pushed::Queued), Ok(Pushed::Queued), Ok(Pushed::Full)]
         );
-        assert_eq!(out_queue.push_chunk(&two_bytes(), 6, Chunk::from_vec(vec![1])), Ok(Pushed::Full));
-        assert_eq!(out_queue.push_movable(&two_bytes(), 6, b"h", true), Ok(Pushed::Full));
+        assert_eq!(out_queue.push_chunk(&two_bytes(), Room::Below(6), Chunk::from_vec(vec![1])), Ok(Pushed::Full));
+        assert_eq!(out_queue.push_movable(&two_bytes(), Room::Below(6), b"h", true), Ok(Pushed::Full));
         assert_eq!((out_queue.bytes(), total.load(Ordering::SeqCst)), (11, 11));
         peer.room.store(6, Ordering::SeqCst);
         assert_eq!(out_queue.send(), Sent::Blocked(6));
@@ -547,6 +556,23 @@ mod tests {
         // What is thrown away is counted no longer, and after that nothing is.
         assert_eq!(out_queue.stop().1, b"\0\x01h"[..]);
         assert_eq!((push(b""), out_queue.bytes(), total.load(Ordering::SeqCst)), (Ok(Pushed::Ended), 0, 0));
+    }
+
+    #[test]
+    fn a_message_replaces_what_was_reserved_for_it() {
+        let (_, out_queue) = out_queue(0);
+        let total = Arc::clone(&out_queue.total);
+        total.store(10, Ordering::SeqCst);
+        let push =
+            |reserved| out_queue.push(&two_bytes(), Room::Reserved(reserved), |tail| tail.extend_from_slice(b"abc"));
+        // Shorter than expected, and longer.
+        assert_eq!((push(7), total.load(Ordering::SeqCst)), (Ok(Pushed::Queued), 3 + 5));
+        assert_eq!((push(3), total.load(Ordering::SeqCst)), (Ok(Pushed::Queued), 5 + 5));
+        assert_eq!(out_queue.bytes(), 10);
+        // Nothing is queued: the reservation stays.
+        total.fetch_add(9, Ordering::SeqCst);
+        out_queue.fail();
+        assert_eq!((push(9), total.load(Ordering::SeqCst)), (Ok(Pushed::Ended), 9));
     }
 
     #[test]

@@ -326,7 +326,7 @@ impl<S: WorkerService> Worker<S> {
                 if reserved_bytes > 0 {
                     // The reply counts in the queue, or as deferred, before its reservation ends.
                     socket.answer(batch, &mut self.replies);
-                    conn.unreserve(reserved_bytes, 0);
+                    conn.unreserve(reserved_bytes);
                     // Its answer may have come already, and found the connection throttled by this reservation.
                     conn.mux.resume(conn);
                 }
@@ -497,27 +497,30 @@ impl PendingReplies {
         drop(pending);
         let Some(conn) = conn else { return };
         for Late { answer, work_bytes } in answers {
-            let length = answer.reply_bytes();
+            conn.expect(answer.reply_bytes());
+            let reserved = Admission::Reserved(work_bytes);
             let sent = match answer {
                 Answer::Bytes(body) => {
-                    conn.mux.reply(&conn, Admission::Always, false, |tail| tail.extend_from_slice(&body))
+                    conn.mux.reply(&conn, reserved, false, move |tail| tail.extend_from_slice(&body))
                 }
-                Answer::Chunk(body) => conn.mux.reply_chunk(&conn, Admission::Always, false, body),
-                Answer::Parts(head, body, end) => conn.mux.reply(&conn, Admission::Always, false, |tail| {
+                Answer::Chunk(body) => conn.mux.reply_chunk(&conn, reserved, false, body),
+                Answer::Parts(head, body, end) => conn.mux.reply(&conn, reserved, false, move |tail| {
                     tail.extend_from_slice(&head);
                     tail.extend_from_slice(&body);
                     tail.extend_from_slice(end);
                 }),
-                Answer::Pieces(body) => conn.mux.reply(&conn, Admission::Always, false, |tail| body.copy_to(tail)),
-                Answer::Nothing => Ok(()),
+                Answer::Pieces(body) => conn.mux.reply(&conn, reserved, false, move |tail| body.copy_to(tail)),
+                Answer::Nothing => {
+                    conn.unreserve(work_bytes);
+                    Ok(())
+                }
                 // Workers have no way back to the connection: see `Deferred::resume`.
                 Answer::Abandoned | Answer::Resume(_) => {
+                    conn.unreserve(work_bytes);
                     conn.mux.end(&conn, ConnectionError::WorkerPanicked);
                     Ok(())
                 }
             };
-            // After it is counted where it is now.
-            conn.unreserve(work_bytes, length);
             if let Err(crate::SendError::Unframable(_)) = sent {
                 conn.mux.end(&conn, ConnectionError::ClosedByService);
             }

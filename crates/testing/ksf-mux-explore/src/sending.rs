@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use shuttle::thread;
 
 use crate::options::MessageFraming;
-use crate::out_queue::{OutQueue, Pushed, Sent, Transmit};
+use crate::out_queue::{OutQueue, Pushed, Room, Sent, Transmit};
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 
 /// How sending ends.
@@ -93,7 +93,9 @@ pub fn accounts_for_every_message(end: End, room_bytes: usize, repeatable: bool)
                 let mut refused = Vec::new();
                 for message in 0..MESSAGES {
                     let bytes = body(pusher, message);
-                    if out_queue.push_movable(&framing(), usize::MAX, &bytes, repeatable).unwrap() != Pushed::Queued {
+                    if out_queue.push_movable(&framing(), Room::Reserved(0), &bytes, repeatable).unwrap()
+                        != Pushed::Queued
+                    {
                         refused.push(bytes.to_vec());
                     }
                     send(&out_queue, &failures);

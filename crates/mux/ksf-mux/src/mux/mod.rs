@@ -78,8 +78,8 @@ pub(crate) struct Shared {
     /// Written to when sleepers are to wake; holds how many.
     signal: OwnedFd,
     table: RwLock<Table>,
-    /// Bytes of messages that are not done with, and what later answers will need.
-    pub(crate) memory: AtomicUsize,
+    /// Bytes of messages that are not done with, what answers that are to come will need, and bytes of all out-queues.
+    pub(crate) memory: Arc<AtomicUsize>,
     /// Memory for messages that have not arrived in full.
     pub(crate) input_bytes: AtomicUsize,
     /// Which connections are read although that is short.
@@ -90,8 +90,6 @@ pub(crate) struct Shared {
     reply_room: ReplyRoom,
     /// Memory for messages that are put together.
     pub(crate) buffers: Buffers,
-    /// Bytes in all out-queues.
-    pub(crate) queued_bytes: Arc<AtomicUsize>,
     /// Connections that ended and of which readers are to be told.
     pub(crate) reports: Mutex<std::collections::VecDeque<(ConnectionId, ConnectionError)>>,
     pub(crate) reports_wanted: AtomicUsize,
@@ -164,12 +162,11 @@ impl Mux {
             wait_set: WaitSet::new(),
             signal,
             table: RwLock::default(),
-            memory: AtomicUsize::new(0),
+            memory: Arc::default(),
             input_bytes: AtomicUsize::new(0),
             passes: Mutex::default(),
             room_passes: Mutex::default(),
             reply_room: ReplyRoom::default(),
-            queued_bytes: Arc::default(),
             reports: Mutex::default(),
             reports_wanted: AtomicUsize::new(0),
             users: AtomicUsize::new(1),
@@ -325,7 +322,7 @@ impl Shared {
     }
 
     pub(crate) fn memory(&self) -> usize {
-        self.memory.load(Ordering::SeqCst) + self.queued_bytes.load(Ordering::SeqCst)
+        self.memory.load(Ordering::SeqCst)
     }
 
     /// True while the budget of all connections together is used up.

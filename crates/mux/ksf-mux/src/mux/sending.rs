@@ -10,7 +10,7 @@ use ksf::pool::Chunk;
 use super::{ConnectionId, Mux, Shared, now};
 use crate::connection::{Admission, Connection};
 use crate::error::{ConnectionError, SendError};
-use crate::out_queue::{Pushed, Sent};
+use crate::out_queue::{Pushed, Room, Sent};
 use crate::sync::Arc;
 use crate::timer_thread;
 
@@ -48,11 +48,12 @@ impl Shared {
         more: bool,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), SendError> {
-        if conn.detached.load(Ordering::SeqCst) {
-            return Err(SendError::Gone(conn.id));
-        }
-        let pushed = conn.out_queue.push(&conn.framing, conn.queue_limit(admission), write);
-        self.pushed(conn, more, pushed)
+        let pushed = if conn.detached.load(Ordering::SeqCst) {
+            Ok(Pushed::Ended)
+        } else {
+            conn.out_queue.push(&conn.framing, conn.room(admission), write)
+        };
+        self.pushed(conn, admission, more, pushed)
     }
 
     /// The same with a body that is sent from where it lies.
@@ -63,19 +64,27 @@ impl Shared {
         more: bool,
         body: Chunk,
     ) -> Result<(), SendError> {
-        if conn.detached.load(Ordering::SeqCst) {
-            return Err(SendError::Gone(conn.id));
-        }
-        let pushed = conn.out_queue.push_chunk(&conn.framing, conn.queue_limit(admission), body);
-        self.pushed(conn, more, pushed)
+        let pushed = if conn.detached.load(Ordering::SeqCst) {
+            Ok(Pushed::Ended)
+        } else {
+            conn.out_queue.push_chunk(&conn.framing, conn.room(admission), body)
+        };
+        self.pushed(conn, admission, more, pushed)
     }
 
     fn pushed(
         &self,
         conn: &Arc<Connection>,
+        admission: Admission,
         more: bool,
         pushed: Result<Pushed, FramingError>,
     ) -> Result<(), SendError> {
+        if let Admission::Reserved(bytes) = admission {
+            match pushed {
+                Ok(Pushed::Queued) => conn.replace_reserved(bytes),
+                _ => conn.unreserve(bytes),
+            }
+        }
         match pushed.map_err(SendError::Unframable)? {
             Pushed::Queued => {
                 self.queued(conn, more);
@@ -175,7 +184,7 @@ impl Shared {
         conns.retain(|conn| Some(conn.id) != but && conn.error.get().is_none());
         conns.sort_by_key(|conn| conn.out_queue.bytes());
         for conn in conns {
-            let pushed = conn.out_queue.push_movable(&conn.framing, usize::MAX, body, repeatable);
+            let pushed = conn.out_queue.push_movable(&conn.framing, Room::Reserved(0), body, repeatable);
             if pushed.map_err(SendError::Unframable)? == Pushed::Queued {
                 self.queued(&conn, false);
                 return Ok(());

@@ -59,10 +59,10 @@ impl MessageSocket {
         let deadline = options.wait.map(|wait| Instant::now() + wait);
         loop {
             if let Some(conn) = shared.choose(&options)? {
-                let (framing, limit) = (&conn.framing, conn.queue_limit(options.admission()));
+                let (framing, room) = (&conn.framing, conn.room(options.admission()));
                 let pushed = match options.to {
-                    Some(_) => conn.out_queue.push(framing, limit, |tail| tail.extend_from_slice(body)),
-                    None => conn.out_queue.push_movable(framing, limit, body, options.repeatable),
+                    Some(_) => conn.out_queue.push(framing, room, |tail| tail.extend_from_slice(body)),
+                    None => conn.out_queue.push_movable(framing, room, body, options.repeatable),
                 };
                 match pushed.map_err(SendError::Unframable)? {
                     Pushed::Queued => {}
