@@ -17,7 +17,7 @@ FISH    := $(DEST)/share/fish/vendor_completions.d
 UNITS   := $(DEST)/lib/systemd/system
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak bench build install fmt
+.PHONY: help demo check test soak fuzz bench build install fmt
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test: ## Run every test, start every row of the bench for a moment
 soak: ## Run every test and the long ones (all seeds, mutants, machines), then the tests ten times (hours)
 	@scripts/setup.sh test
 	@scripts/test.sh soak
+
+fuzz: ## Run each fuzz target under libFuzzer for SECONDS (60)
+	@scripts/setup.sh demo
+	@scripts/fuzz.sh $(or $(SECONDS),60)
 
 bench: ## Measure against the peers, write a report to bench/results
 	@scripts/setup.sh bench

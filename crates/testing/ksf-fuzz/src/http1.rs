@@ -90,7 +90,18 @@ pub fn http1_proxy(input: &[u8]) {
     let (client, backend) = choices.rest().split_at(client_bytes.min(choices.rest().len()));
     let at_once = |stream| vec![stream];
     let in_pieces = |stream| Cuts::new(seed).cut(stream).collect::<Vec<_>>();
-    assert_eq!(meet(&at_once(client), &at_once(backend)), meet(&in_pieces(client), &in_pieces(backend)));
+    let (mut met, mut again) =
+        (meet(&at_once(client), &at_once(backend)), meet(&in_pieces(client), &in_pieces(backend)));
+    if met.reason == Some(CloseReason::MalformedFrame)
+        && let (Some((passed, Some(false))), Some((passed_again, Some(false)))) =
+            (met.passed.last_mut(), again.passed.last_mut())
+    {
+        // The rest of a request was refused: the backend has got what arrived before it.
+        let common = passed.len().min(passed_again.len());
+        passed.truncate(common);
+        passed_again.truncate(common);
+    }
+    assert_eq!(met, again);
 }
 
 /// What came of a client and its backends.

@@ -1,7 +1,7 @@
 //! What the fuzz targets check, as ordinary functions.
 //!
 //! Each target takes any bytes and panics if a promise is broken. `fuzz/` wraps
-//! them for libFuzzer, which needs a nightly toolchain; the tests of this crate
+//! them for libFuzzer (`make fuzz`); the tests of this crate
 //! replay the corpora, and mutants of them, on the stable one. So a finding that
 //! was put into `fuzz/corpus/TARGET/` stays found.
 //!
