@@ -18,6 +18,7 @@ use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogge
 use ksf_kernel::KernelService;
 use ksf_services::{echo::Echo, rpc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal};
 
 /// What makes a connection end.
 struct Way {
@@ -42,6 +43,8 @@ enum By {
     Server(fn(Ending)),
     /// Of a process of its own.
     Kill,
+    /// The same of one that has stopped before its peers sent as much as they can.
+    KillWhenFull,
 }
 
 /// A service that refuses connections or panics when it is told to.
@@ -82,7 +85,7 @@ impl<S: Service<Shard = (), Conn = (), Mode = Unlogged>> Service for Awkward<S> 
 /// A server on a base engine, with the kernel half or without.
 enum Ending {
     Here { server: Server, kernel: Option<KernelService>, acts: Arc<Acts>, address: SocketAddr },
-    Apart { _server: Helper, address: SocketAddr },
+    Apart { server: Helper, address: SocketAddr },
 }
 
 impl Ending {
@@ -113,7 +116,7 @@ impl Ending {
         let plan = format!("{} {engine} {kernel}", spoken.name());
         let mut server = Helper::start("ends::helper_serves", &[(PLAN, plan)]);
         let address = server.hear().parse().unwrap();
-        Self::Apart { _server: server, address }
+        Self::Apart { server, address }
     }
 
     fn address(&self) -> SocketAddr {
@@ -194,6 +197,7 @@ fn ways(spoken: Spoken) -> Vec<Way> {
         by(By::Kill, way("a kill", &[], &[])),
         by(By::Kill, way("a kill under load", &[], &load)),
         by(By::Kill, unread(way("a kill with unread replies", &[], &load))),
+        by(By::KillWhenFull, way("a kill behind a full window", &[], &load)),
     ];
     if spoken == Spoken::Rpc {
         let (endless, zeros) = (u32::MAX.to_be_bytes(), [0; 64 << 10]);
@@ -264,6 +268,40 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
     }
 }
 
+/// Sends until nothing moves any more: there is no room here, and the peer acknowledges nothing.
+fn fill(peer: &mut TcpStream, block: &[u8]) {
+    peer.set_nonblocking(true).unwrap();
+    let mut rest = block;
+    loop {
+        match peer.write(rest) {
+            Ok(bytes) => rest = if bytes < rest.len() { &rest[bytes..] } else { block },
+            Err(error) if error.kind() == ErrorKind::WouldBlock && window_is_closed(peer) => return,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// True while the kernel probes whether its peer's window has opened.
+fn window_is_closed(peer: &TcpStream) -> bool {
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+    let ends = [peer.local_addr(), peer.peer_addr()].map(|end| format!("0100007F:{:04X}", end.unwrap().port()));
+    // The timer 4 (proc_net_tcp.rst).
+    let is_it = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields[1..3] == ends && fields[5].starts_with("04:")
+    };
+    table.lines().skip(1).any(is_it)
+}
+
+/// Stops a process, and returns when none of its threads runs any more.
+fn stop(pid: u32) {
+    rustix::process::kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::STOP).unwrap();
+    wait_until("it has stopped", || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('T')
+    });
+}
+
 fn end_in_each_way(spoken: Spoken) {
     let Some(()) = root_or_skip("eBPF") else { return };
     for engine in engines() {
@@ -280,7 +318,7 @@ fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &st
     // A change of the limits reaches the shards a little later: connections may come before.
     let limits = if way.connects_late { way.limits.clone() } else { Limits::default() };
     let server = match way.by {
-        By::Kill => Ending::start_apart(spoken, engine, kernel),
+        By::Kill | By::KillWhenFull => Ending::start_apart(spoken, engine, kernel),
         _ => Ending::start(spoken, engine, kernel, limits),
     };
     let mut peers: Vec<TcpStream> = (0..PEERS).map(|_| connect(server.address())).collect();
@@ -296,6 +334,10 @@ fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &st
     }
     // Only now: no pause of this test ends a connection before.
     server.change(way);
+    if let (By::KillWhenFull, Ending::Apart { server, .. }) = (way.by, &server) {
+        stop(server.pid());
+        peers.iter_mut().for_each(|peer| fill(peer, &way.goes_on));
+    }
     let mut late: Vec<TcpStream> = Vec::new();
     if way.connects_late {
         late.extend((0..PEERS).map(|_| connect(server.address())));
@@ -313,7 +355,7 @@ fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &st
                 ends(server);
                 None
             }
-            By::Kill => {
+            By::Kill | By::KillWhenFull => {
                 drop(server);
                 None
             }

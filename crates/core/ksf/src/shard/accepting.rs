@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::assisted::AssistState;
 use super::erased::{AnyService, LocalService};
@@ -109,6 +110,10 @@ impl<E: Engine> Shard<E> {
         });
         if let Some(assist) = &assist {
             self.tokens.insert(assist.conn.token(), key);
+            // Unread bytes lie with the kernel half, where a close does not see them: it would leave the peer with a window
+            // that never opens again (Linux 6.18), until the peer gives up. So a close resets, also that of a process
+            // that is killed; only a connection that its peer has ended closes in another way (`forget`).
+            let _ = rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
         }
         // The first bytes came with the connection: a receive that is tried now finds them, and often the connection
         // ends in this very turn, without anything for the engine to do. A kernel half would have to see them first. And a

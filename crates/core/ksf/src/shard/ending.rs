@@ -67,7 +67,7 @@ impl<E: Engine> Shard<E> {
             Phase::Releasing(_) => return,
             Phase::Lingering(reason) => reason,
             // Bytes are lost: whatever else is known of the connection, its end is not orderly.
-            Phase::Open if matches!(reason, CloseReason::FileRange | CloseReason::KernelHalf) => {
+            Phase::Open if loses_bytes(reason) => {
                 let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
                 reason
             }
@@ -109,10 +109,10 @@ impl<E: Engine> Shard<E> {
     pub(super) fn forget(&mut self, index: u32, reason: CloseReason) {
         let place = &mut self.places[index as usize];
         let Some(conn) = place.conn.take() else { return };
-        if conn.assist.is_some() && !matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof()) {
-            // Unread bytes lie with the kernel half, where a close does not see them: it would leave the peer with a window
-            // that never opens again (Linux 6.18), until the peer gives up.
-            let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
+        let peer_ended = matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof());
+        if conn.assist.is_some() && peer_ended && !loses_bytes(reason) {
+            // Not as set where it was accepted.
+            let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, None);
         }
         place.generation = place.generation.wrapping_add(1);
         if let Some(assist) = conn.assist {
@@ -152,4 +152,9 @@ impl<E: Engine> Shard<E> {
         }
         self.look_after_touched();
     }
+}
+
+/// True if the peer cannot have got all it is owed.
+fn loses_bytes(reason: CloseReason) -> bool {
+    matches!(reason, CloseReason::FileRange | CloseReason::KernelHalf)
 }
