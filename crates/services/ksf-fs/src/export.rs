@@ -16,6 +16,7 @@ use crate::closing::{Closer, Closing};
 use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
+use crate::ops::{greatest_file_size_max, measured_file_size_max};
 use crate::sys;
 use crate::table::{Origin, Table};
 use crate::uncommitted::Verifier;
@@ -210,6 +211,9 @@ pub struct Export {
     pub(crate) file_system: u64,
     /// statfs(2), `f_type`.
     kind: i64,
+    /// Size limit of a regular file. The greatest that the kind of file system has where it cannot be measured: an export that is
+    /// read-only may have files of that size.
+    pub(crate) file_size_max: u64,
     /// When reads change the time of the last access.
     pub(crate) access_times: AccessTimes,
     /// Most bytes that the kernel reads ahead of a read, twice: the next window begins inside of the last one. `None`: not known.
@@ -301,7 +305,8 @@ impl Export {
         let file = state.join(key_name(&path));
         let (id, key) = read_or_make_key(&path, &file)?;
         let asked = |errno: Errno| io_error("ask for its file system")(errno.into());
-        let kind = rustix::fs::fstatfs(&root_descriptor).map_err(asked)?.f_type;
+        let of_kind = rustix::fs::fstatfs(&root_descriptor).map_err(asked)?;
+        let (kind, block_bytes) = (of_kind.f_type, u64::try_from(of_kind.f_bsize).unwrap_or(1));
         let mount = rustix::fs::fstatvfs(&root_descriptor).map_err(asked)?;
         let (file_system, access_times) = (mount.f_fsid, AccessTimes::of(mount.f_flag));
         let key = bind(&key, kind, file_system, &kernel);
@@ -318,6 +323,8 @@ impl Export {
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
         let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
+        let measured = if options.read_only { None } else { measured_file_size_max(&root_descriptor) };
+        let file_size_max = measured.unwrap_or_else(|| greatest_file_size_max(kind, block_bytes));
         let closer = Closer::start().map_err(io_error("start the thread that closes files"))?;
         Ok(Self {
             path,
@@ -331,6 +338,7 @@ impl Export {
             mount: mount_number,
             file_system,
             kind,
+            file_size_max,
             access_times,
             ahead_bytes: ahead_bytes(kind, device),
             closing: Closing::new(closer),

@@ -17,7 +17,7 @@ use std::ops::{BitAnd, BitOr};
 use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
-pub(crate) use look::possible;
+pub(crate) use look::{greatest_file_size_max, measured_file_size_max, possible};
 pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 

@@ -13,6 +13,7 @@ use std::process::Command;
 
 use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
+use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
 use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
@@ -187,7 +188,7 @@ impl Client {
 
 /// Mounts a new file system of 512 MiB, which takes the memory of what is written; `None`: the test is skipped, because there is no
 /// program to make it or no such file system in the kernel.
-fn other_disk(kind: &str) -> Option<Disk> {
+fn other_disk(kind: &str, options: &[&str]) -> Option<Disk> {
     let mkfs = program_or_skip(&format!("mkfs.{kind}"))?;
     if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.trim() == kind) {
         skip(format_args!("needs a kernel with {kind}"));
@@ -195,7 +196,7 @@ fn other_disk(kind: &str) -> Option<Disk> {
     }
     let image = format!("/run/{kind}");
     File::create(&image).unwrap().set_len(512 << 20).unwrap();
-    succeeds(&[mkfs.to_str().unwrap(), "-q", &image]);
+    succeeds(&[&[mkfs.to_str().unwrap(), "-q"], options, &[&image]].concat());
     fs::create_dir_all(DISK).unwrap();
     let disk = Disk { image };
     disk.mount();
@@ -237,7 +238,7 @@ fn limits_are_exact(client: &mut Client, root: &[u8], (size_max, link_max): (u64
 /// of a file, and its links.
 fn is_served(kind: &str, limits: (u64, u32)) {
     with_mounts(|| {
-        let Some(disk) = other_disk(kind) else { return };
+        let Some(disk) = other_disk(kind, &[]) else { return };
         let place = Place::new();
         let serving = serve(&place);
         let mut client = serving.client();
@@ -306,6 +307,32 @@ fn an_ext4_is_served() {
     is_served("ext4", (u64::from(u32::MAX) * 4096, 65_000));
 }
 
+/// Blocks of their files are found by indirect blocks, which reach less far than extents.
+#[test]
+fn an_ext2_and_an_ext3_have_their_limits() {
+    for (kind, block_bytes, gib) in [("ext2", "1024", 16..17), ("ext3", "1024", 16..17), ("ext3", "4096", 2000..2048)] {
+        with_mounts(|| {
+            let Some(_disk) = other_disk(kind, &["-b", block_bytes]) else { return };
+            let place = Place::new();
+            let serving = serve(&place);
+            let mut client = serving.client();
+            let root = client.mnt(&data("")).unwrap();
+            let known = limits(&mut client, &root);
+            assert!(gib.contains(&(known.0 >> 30)), "{kind}, blocks of {block_bytes}: {} bytes", known.0);
+            limits_are_exact(&mut client, &root, known);
+            serving.stop();
+            // The server makes no file on an export that is read-only, and the client must not take its limit for a smaller one.
+            let options = ExportOptions { read_only: true, ..ExportOptions::default() };
+            let export = ExportSettings { path: data(""), options, ..place.export() };
+            let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+            let mut client = serving.client();
+            let root = client.mnt(&data("")).unwrap();
+            assert!(limits(&mut client, &root).0 >= known.0);
+            serving.stop();
+        });
+    }
+}
+
 #[test]
 fn an_xfs_is_served() {
     is_served("xfs", (i64::MAX as u64, i32::MAX as u32));
@@ -333,7 +360,7 @@ fn a_tmpfs_has_its_limits() {
 #[test]
 fn a_quota_that_is_used_up_is_told_and_others_go_on() {
     with_mounts(|| {
-        let Some(_disk) = other_disk("btrfs") else { return };
+        let Some(_disk) = other_disk("btrfs", &[]) else { return };
         let Some(_) = program_or_skip("btrfs") else { return };
         for folder in ["export", "other"] {
             succeeds(&["btrfs", "subvolume", "create", &format!("{DISK}/{folder}")]);

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{StatVfs, fstatfs, fstatvfs};
+use rustix::fs::{Mode as Permissions, OFlags, SeekFrom, StatVfs, fstatfs, fstatvfs, openat, seek};
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
 use crate::attr::{Attr, FileType, Found, Seen};
@@ -25,9 +25,20 @@ const FAT: i64 = 0x4d44;
 const LINK_MAX: [(i64, u32); 4] =
     [(EXT4, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
 
-/// Size limit of a regular file by the kind of the file system. No system call returns it. xfs, btrfs and tmpfs have the kernel's
-/// own limit.
-fn file_size_max(kind: i64, block_bytes: u64) -> u64 {
+/// Size limit of a new regular file in a directory. `None`: this process cannot create one there without a name.
+///
+/// No system call returns the limit, but lseek(2) fails above it. A file of ext4 has another limit with extents than with indirect
+/// blocks, as files of ext2 and ext3 have, and statfs(2) reports the same type for the three.
+pub(crate) fn measured_file_size_max(dir: &OwnedFd) -> Option<u64> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = openat(dir, c".", flags, Permissions::RUSR | Permissions::WUSR).ok()?;
+    let allows = |size| seek(&file, SeekFrom::Start(size)).is_ok();
+    let bits = (0..i64::BITS - 1).rev().map(|bit| 1 << bit);
+    Some(bits.fold(0, |size, bit| if allows(size | bit) { size | bit } else { size }))
+}
+
+/// Greatest size limit of a regular file on a kind of file system. xfs, btrfs and tmpfs have the kernel's own limit.
+pub(crate) fn greatest_file_size_max(kind: i64, block_bytes: u64) -> u64 {
     match kind {
         // Numbers of blocks have 32 bits.
         EXT4 => block_bytes * u64::from(u32::MAX),
@@ -168,17 +179,18 @@ impl Fs {
             Ok(node) => node,
             Err(error) => return Seen::failed(error),
         };
-        let result = fstatfs(&*node.descriptor).map_err(FsError::from).map(|stat| {
+        let result = self.export(handle).and_then(|export| {
+            let stat = fstatfs(&*node.descriptor)?;
             let known = LINK_MAX.iter().find(|(kind, _)| *kind == stat.f_type);
-            PathConf {
-                file_size_max: file_size_max(stat.f_type, u64::try_from(stat.f_bsize).unwrap_or(1)),
+            Ok(PathConf {
+                file_size_max: export.file_size_max,
                 link_max: known.map_or(255, |(_, max)| *max),
                 name_max: u32::try_from(stat.f_namelen).unwrap_or(255),
                 no_trunc: true,
                 chown_restricted: true,
                 case_insensitive: false,
                 case_preserving: true,
-            }
+            })
         });
         Seen { after: Some(node.attr), result }
     }
@@ -218,10 +230,10 @@ mod tests {
     }
 
     #[test]
-    fn size_limit_of_a_file_depends_on_the_file_system() {
-        assert_eq!(file_size_max(EXT4, 1024), (4 << 40) - 1024);
-        assert_eq!(file_size_max(EXT4, 4096), (16 << 40) - 4096);
-        assert_eq!(file_size_max(FAT, 4096), (4 << 30) - 1);
-        assert_eq!(file_size_max(0x5846_5342, 4096), FILE_SIZE_MAX);
+    fn greatest_size_limit_of_a_file_depends_on_the_file_system() {
+        assert_eq!(greatest_file_size_max(EXT4, 1024), (4 << 40) - 1024);
+        assert_eq!(greatest_file_size_max(EXT4, 4096), (16 << 40) - 4096);
+        assert_eq!(greatest_file_size_max(FAT, 4096), (4 << 30) - 1);
+        assert_eq!(greatest_file_size_max(0x5846_5342, 4096), FILE_SIZE_MAX);
     }
 }
