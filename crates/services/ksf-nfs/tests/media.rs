@@ -6,12 +6,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
+use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
@@ -387,6 +387,12 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         // Names take room, too.
         let mut statuses = (0..10_000).map(|number| create(&mut client, &root, &format!("{number}")));
         assert_eq!(statuses.find(|status| *status != OK), Some(DQUOT));
+        let kept = names();
+        let rename = (14, [named(&root, "file"), named(&root, "new")].concat());
+        for (procedure, args) in making(&root, &file, "new").into_iter().chain([rename]) {
+            assert_eq!(failure(&mut client, procedure, &args), DQUOT, "procedure {procedure}");
+            assert_eq!(names(), kept, "after procedure {procedure}");
+        }
         // What was accepted is kept.
         assert_eq!(commit(&mut client, &file), Ok(verifier));
         assert_eq!(read(&mut client, &file, 2), b"aa");
@@ -427,6 +433,9 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
 
         let (_, before) = write(&mut client, &bad, BLOCK as u64, UNSTABLE, &[b'B'; 16 * BLOCK]).unwrap();
         assert_eq!(write(&mut client, &good, 0, UNSTABLE, b"G"), Ok((1, before)));
+        // SETATTR brings the file to the medium, too. COMMIT tells of the failure all the same.
+        let status = failure(&mut client, 2, &[handle(&bad), mode(0o600), words(&[0])].concat());
+        assert!([IO, NOSPC].contains(&status), "{status}");
         let status = commit(&mut client, &bad).unwrap_err();
         assert!([IO, NOSPC].contains(&status), "{status}");
         // Who has written another file sends it again, and then it is there.
@@ -462,15 +471,21 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
     });
 }
 
+/// A file system whose medium takes nothing more once the image is sealed.
+fn stoppable_disk() -> (OwnedFd, Disk) {
+    let image = memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&image, IMAGE_BYTES).unwrap();
+    let disk = Disk::of(format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd()));
+    disk.mount();
+    fs::create_dir_all(data("")).unwrap();
+    (image, disk)
+}
+
 /// From some moment on no block can be written.
 #[test]
 fn a_medium_that_takes_nothing_more_is_told_and_other_exports_go_on() {
     with_mounts(|| {
-        let image = memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&image, IMAGE_BYTES).unwrap();
-        let disk = Disk::of(format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd()));
-        disk.mount();
-        fs::create_dir_all(data("")).unwrap();
+        let (image, _disk) = stoppable_disk();
         let place = Place::new();
         let exports = vec![ExportSettings { path: data(""), ..place.export() }, place.export()];
         let serving = place.serve_all(EngineKind::Epoll, exports);
@@ -520,6 +535,98 @@ fn making(root: &[u8], file: &[u8], name: &str) -> Vec<(u32, Vec<u8>)> {
     ]
 }
 
+/// The same, and of each other procedure that changes names or attributes. `file` is that of this name in the folder, which has an
+/// empty `folder`, too.
+fn changing(root: &[u8], file: &[u8], name: &str) -> Vec<(u32, Vec<u8>)> {
+    let mut all = making(root, file, name);
+    all.extend([
+        (2, [handle(file), mode(0o600), words(&[0])].concat()),
+        (12, named(root, "file")),
+        (13, named(root, "folder")),
+        (14, [named(root, "file"), named(root, name)].concat()),
+    ]);
+    all
+}
+
+/// The status of a call that fails, which has all attributes that its results have room for.
+#[track_caller]
+fn failure(client: &mut Client, procedure: u32, args: &[u8]) -> u32 {
+    let (status, rest) = client.nfs(procedure, args);
+    assert_ne!(status, OK, "procedure {procedure}");
+    let mut r = XdrReader::new(&rest);
+    let attr = match procedure {
+        14 => Wcc::read(&mut r).after.and(Wcc::read(&mut r).after),
+        15 => Attr::read_option(&mut r).and(Wcc::read(&mut r).after),
+        _ => Wcc::read(&mut r).after,
+    };
+    assert!(attr.is_some(), "procedure {procedure} with status {status}");
+    r.finish().unwrap();
+    status
+}
+
+fn names() -> BTreeSet<String> {
+    fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// The first call after the medium has stopped: each needs a file system of its own.
+#[test]
+fn a_change_of_names_or_attributes_that_does_not_reach_the_medium_is_told() {
+    for number in 0..changing(&[], &[], "").len() {
+        with_mounts(|| {
+            let (image, _disk) = stoppable_disk();
+            let place = Place::new();
+            let serving = serve(&place);
+            let mut client = serving.client();
+            let root = client.mnt(&data("")).unwrap();
+            let [file, lost] = ["file", "lost"].map(|name| client.create(&root, name));
+            made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
+            fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
+            let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
+            let (procedure, args) = changing(&root, &file, "new").swap_remove(number);
+            assert_eq!(failure(&mut client, procedure, &args), IO, "procedure {procedure}");
+            // What was accepted before it is lost, too.
+            let status = commit(&mut client, &lost).unwrap_err();
+            assert!([IO, ROFS].contains(&status), "{status} after procedure {procedure}");
+            let after = serving.nfs.exports().next().unwrap().verifier();
+            assert_ne!(u64::from_be_bytes(after), before, "after procedure {procedure}");
+            client.done(1, &handle(&root));
+            serving.stop();
+        });
+    }
+}
+
+#[test]
+fn calls_that_need_a_block_tell_that_none_is_left_and_leave_nothing() {
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let file = client.create(&root, "file");
+        fill(data("fill").to_str().unwrap());
+        // The blocks of the folder have no room for a name of this length.
+        let long = "n".repeat(250);
+        let linked =
+            (0..1000).take_while(|number| fs::hard_link(data("file"), data(&format!("{number:3}{long}"))).is_ok());
+        assert!(linked.count() < 1000, "the disk has no end");
+        let kept = names();
+        let rename = (14, [named(&root, "file"), named(&root, &long)].concat());
+        for (procedure, args) in making(&root, &file, &long).into_iter().chain([rename]) {
+            assert_eq!(failure(&mut client, procedure, &args), NOSPC, "procedure {procedure}");
+            assert_eq!(names(), kept, "after procedure {procedure}");
+        }
+        // What takes no block is done, and the others once there is one.
+        client.done(2, &[handle(&file), mode(0o600), words(&[0])].concat());
+        fs::remove_file(data("fill")).unwrap();
+        for number in 0..making(&root, &file, &long).len() {
+            let (procedure, args) = making(&root, &file, &format!("{number}{long}")).swap_remove(number);
+            assert_eq!(client.nfs(procedure, &args).0, OK, "procedure {procedure}");
+        }
+        client.done(14, &[named(&root, "file"), named(&root, &long)].concat());
+        serving.stop();
+    });
+}
+
 #[test]
 fn calls_that_make_something_tell_that_no_inode_is_left_and_others_go_on() {
     with_mounts(|| {
@@ -536,7 +643,7 @@ fn calls_that_make_something_tell_that_no_inode_is_left_and_others_go_on() {
             kept.push(kept.len().to_string());
         }
         for (procedure, args) in making(&root, &file, "new") {
-            assert_eq!(client.nfs(procedure, &args).0, NOSPC, "procedure {procedure}");
+            assert_eq!(failure(&mut client, procedure, &args), NOSPC, "procedure {procedure}");
         }
         // None of them has left something, and what takes no inode is done.
         for (procedure, args) in [
@@ -547,11 +654,7 @@ fn calls_that_make_something_tell_that_no_inode_is_left_and_others_go_on() {
             assert_eq!(client.nfs(procedure, &args).0, OK, "procedure {procedure}");
         }
         kept[0] = "moved".into();
-        kept.sort_unstable();
-        let mut names: Vec<String> =
-            fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort_unstable();
-        assert_eq!(names, kept);
+        assert_eq!(names(), kept.iter().cloned().collect());
         // Each has room again once an object has gone.
         kept.retain(|name| name != "moved");
         for (number, (procedure, _)) in making(&root, &file, "").into_iter().enumerate() {
@@ -577,16 +680,9 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
         // A file that is open for writing would stand in the way.
         commit(&mut client, &file).unwrap();
         succeeds(&["mount", "-o", "remount,ro", DISK]);
-        let others = [
-            (2, [handle(&file), mode(0o600), words(&[0])].concat()),
-            (7, write_args(&file, 0, UNSTABLE, b"more")),
-            (7, write_args(&file, 0, FILE_SYNC, b"more")),
-            (12, named(&root, "file")),
-            (13, named(&root, "folder")),
-            (14, [named(&root, "file"), named(&root, "new")].concat()),
-        ];
-        for (procedure, args) in making(&root, &file, "new").into_iter().chain(others) {
-            assert_eq!(client.nfs(procedure, &args).0, ROFS, "procedure {procedure}");
+        let writes = [UNSTABLE, FILE_SYNC].map(|stable| (7, write_args(&file, 0, stable, b"more")));
+        for (procedure, args) in changing(&root, &file, "new").into_iter().chain(writes) {
+            assert_eq!(failure(&mut client, procedure, &args), ROFS, "procedure {procedure}");
         }
         assert_eq!(read(&mut client, &file, 4), b"text");
         assert_eq!(client.lookup(&root, "file"), file);
