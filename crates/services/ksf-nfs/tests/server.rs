@@ -1,13 +1,14 @@
 //! What holds for all procedures: second tries, identities, who may mount, restarts, other programs.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Client, OK, Place, handle, made, mode, named, read_args, split, write_args};
+use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
 use ksf_nfs::{ClientCounts, ExportSettings, Procedure};
-use ksf_proto::oncrpc::{Accepted, NFS_PROGRAM, ReplyStatus};
+use ksf_proto::oncrpc::{Accepted, AuthStat, Denied, NFS_PROGRAM, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{root_or_skip, skip, wait_until};
@@ -344,6 +345,107 @@ fn what_each_client_has_asked_for_is_counted() {
     drop(two);
     wait_until("the connection has ended", || serving.nfs.clients()[0].connections == 1);
     assert_eq!(of(&serving.nfs.clients()[0]), (1, 0, 5, 4, 5));
+    serving.stop();
+}
+
+/// A call of CREATE in `dir`, with a credential as it lies on the wire. `length`: of its body, as the client states it.
+fn call_as(xid: u32, (flavor, length): (u32, usize), body: &[u8], dir: &[u8]) -> Vec<u8> {
+    let head = words(&[xid, 0, 2, NFS_PROGRAM, 3, 8, flavor, length as u32]);
+    let no_verifier = words(&[0, 0]);
+    [head, body.to_vec(), no_verifier, named(dir, "new"), words(&[0]), mode(0o644)].concat()
+}
+
+/// A body of AUTH_SYS with the lengths that the client states, whatever follows.
+fn unix_body(name_bytes: usize, name: &[u8], gids_count: u32, gids: &[u32]) -> Vec<u8> {
+    let fill = vec![0; name.len().next_multiple_of(4) - name.len()];
+    [words(&[7, name_bytes as u32]), name.to_vec(), fill, words(&[0, 0, gids_count]), words(gids)].concat()
+}
+
+#[test]
+fn a_credential_that_is_none_is_refused_and_the_connection_goes_on() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let greatest = unix_body(255, &[b'n'; 255], 16, &[7; 16]);
+    let (bad, rejected) = (AuthStat::BADCRED, AuthStat::REJECTEDCRED);
+    let whole = |body: Vec<u8>| (body.len(), body);
+    for (what, flavor, (length, body), expected) in [
+        ("17 groups", 1, whole(unix_body(1, b"n", 17, &[7; 17])), bad),
+        ("a name of 256 bytes", 1, whole(unix_body(256, &[b'n'; 256], 0, &[])), bad),
+        ("more groups than there are", 1, whole(unix_body(1, b"n", 3, &[7; 2])), bad),
+        ("fewer groups than there are", 1, whole(unix_body(1, b"n", 1, &[7; 2])), bad),
+        ("4 billion groups", 1, whole(unix_body(1, b"n", u32::MAX, &[])), bad),
+        ("a name that goes beyond the body", 1, whole(unix_body(200, b"n", 0, &[])), bad),
+        ("a body that ends before its groups do", 1, (greatest.len() - 4, greatest.clone()), bad),
+        ("a body that takes the verifier, too", 1, (greatest.len() + 8, greatest.clone()), bad),
+        ("a body of 401 bytes", 1, (401, vec![0; 404]), bad),
+        ("a body that goes beyond the message", 1, (400, unix_body(1, b"n", 0, &[])), bad),
+        ("a body of 4 GiB", 1, (u32::MAX as usize, unix_body(1, b"n", 0, &[])), bad),
+        ("no body", 1, whole(Vec::new()), bad),
+        ("AUTH_SHORT", 2, whole(words(&[1, 2])), rejected),
+        ("AUTH_DH", 3, whole(words(&[0, 0])), rejected),
+        ("RPCSEC_GSS, the first call of a context", 6, whole(words(&[1, 1, 0, 1, 0])), rejected),
+        ("an unknown flavor", u32::MAX, whole(Vec::new()), rejected),
+    ] {
+        client.xid += 1;
+        client.send_message(&call_as(client.xid, (flavor, length), &body, &root));
+        let refused = ReplyStatus::Denied(Denied::AuthError(expected));
+        assert_eq!(client.receive(), (client.xid, refused, Vec::new()), "{what}");
+        client.done(1, &handle(&root));
+    }
+    assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 0, "nothing was carried out");
+    // The longest ones that there are, and a body of AUTH_NONE, which means nothing.
+    for (flavor, body) in [(1, greatest), (0, Vec::new()), (0, vec![0xff; 400])] {
+        client.xid += 1;
+        client.send_message(&call_as(client.xid, (flavor, body.len()), &body, &root));
+        let (xid, status, _) = client.receive();
+        assert_eq!((xid, status), (client.xid, ReplyStatus::Accepted(Accepted::Success)), "flavor {flavor}");
+    }
+    serving.stop();
+}
+
+/// A local program cuts files off and fills them again, all the time.
+#[test]
+fn files_that_shrink_are_read_and_written_as_far_as_they_go() {
+    const FULL: usize = 256 << 10;
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let [seen, changed] = ["seen", "changed"].map(|name| client.create(&root, name));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let open = |name| fs::File::options().write(true).open(place.path(name)).unwrap();
+            let (seen, changed) = (open("seen"), open("changed"));
+            while !is_over.load(Ordering::SeqCst) {
+                seen.write_all_at(&[7; FULL], 0).unwrap();
+                changed.set_len(0).unwrap();
+                seen.set_len(5).unwrap();
+            }
+        });
+        for (round, count) in (0..200).flat_map(|round| [4096, 64 << 10, 1 << 20].map(|count| (round, count))) {
+            let offset = [0, 3, 100 << 10][round % 3];
+            let rest = client.done(6, &read_args(&seen, offset, count));
+            let mut r = XdrReader::new(&rest);
+            let attr = Attr::read_option(&mut r).unwrap();
+            let (stated, eof, data) = (r.u32().unwrap(), r.bool().unwrap(), r.opaque(count).unwrap());
+            r.finish().unwrap();
+            assert_eq!(stated as usize, data.len());
+            assert!(data.iter().all(|byte| *byte == 7 || *byte == 0));
+            // Fewer bytes than were asked for are no end.
+            assert_eq!(eof, data.is_empty() || attr.size <= offset + data.len() as u64, "{} of {count}", data.len());
+            let stable = (round % 3) as u32;
+            let rest = client.done(7, &write_args(&changed, offset, stable, &[9; 10_000]));
+            let mut r = XdrReader::new(&rest);
+            assert!(Wcc::read(&mut r).after.is_some());
+            assert_eq!((r.u32().unwrap(), r.u32().unwrap() >= stable), (10_000, true));
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    client.done(7, &write_args(&changed, 0, 0, &[9; 10_000]));
+    assert_eq!(fs::read(place.path("changed")).unwrap()[..10_000], [9; 10_000]);
     serving.stop();
 }
 

@@ -126,10 +126,14 @@ impl Client {
     }
 
     pub(crate) fn send(&mut self, program: u32, version: u32, procedure: u32, args: &[u8]) {
+        self.send_message(&self.message(program, version, procedure, args));
+    }
+
+    /// Sends a message as one record.
+    pub(crate) fn send_message(&mut self, message: &[u8]) {
         use std::io::Write;
         let mut record = Vec::new();
-        let message = self.message(program, version, procedure, args);
-        put_record(&mut record, |out| out.extend_from_slice(&message));
+        put_record(&mut record, |out| out.extend_from_slice(message));
         self.stream.write_all(&record).unwrap();
     }
 
