@@ -21,6 +21,7 @@ pub(crate) use look::{greatest_file_size_max, measured_file_size_max, possible};
 pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 
+pub use change::Resize;
 pub use list::{Cursor, Detail, Entry, Listed};
 pub use lock::{LOCKS_MAX, LOCKS_OF_FILE_MAX, LOCKS_OF_OPEN_MAX, LockKind, LockRange};
 pub use open::{OpenFile, OpenHow};

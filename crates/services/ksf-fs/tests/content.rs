@@ -4,7 +4,9 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
-use ksf_fs::{CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, Owed, SetAttr, Squash, Stable};
+use ksf_fs::{
+    CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, Owed, Resize, SetAttr, Squash, Stable,
+};
 use ksf_test::own_run_or_skip;
 
 /// Makes what is left to the threads of a server.
@@ -143,7 +145,7 @@ fn a_commit_needs_no_right_and_no_unsynced_data() {
         let served = Served::open_to_all();
         let file = served.make(lane, "file").handle;
         let locked = SetAttr { mode: Some(0), ..SetAttr::default() };
-        served.fs.setattr(lane, &root(), &file, &locked, None).result.unwrap();
+        served.fs.setattr(lane, &root(), &file, &locked, None, Resize::Owner).result.unwrap();
         let verifier = served.export.verifier();
         assert_eq!(served.fs.commit(lane, &file).result.unwrap(), verifier);
         assert_ne!(Served::open_to_all().export.verifier(), verifier, "random at each start");

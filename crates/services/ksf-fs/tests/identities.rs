@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
-    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, SetAttr, SetTime, Squash, Stable, Time,
+    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, Resize, SetAttr, SetTime, Squash,
+    Stable, Time,
 };
 use ksf_test::root_or_skip;
 
@@ -71,8 +72,11 @@ fn owners_and_executables_pass_as_the_rfc_asks() {
         assert_eq!(served.fs.read(lane, &owner, &locked, 0, 9, &mut Vec::new()).result.unwrap().count, 4);
         assert_eq!(kind(served.fs.read(lane, &stranger, &locked, 0, 9, &mut Vec::new()).result), ErrorKind::Access);
         let shrink = SetAttr { size: Some(2), ..SetAttr::default() };
-        assert_eq!(served.fs.setattr(lane, &owner, &locked, &shrink, None).wcc.after.unwrap().size, 2);
-        assert_eq!(kind(served.fs.setattr(lane, &stranger, &locked, &shrink, None).result), ErrorKind::Access);
+        assert_eq!(served.fs.setattr(lane, &owner, &locked, &shrink, None, Resize::Owner).wcc.after.unwrap().size, 2);
+        assert_eq!(
+            kind(served.fs.setattr(lane, &stranger, &locked, &shrink, None, Resize::Owner).result),
+            ErrorKind::Access
+        );
         let tool = served.fs.create(lane, &owner, &open, b"tool", &guarded(0o711)).result.unwrap().handle;
         assert_eq!(served.fs.read(lane, &stranger, &tool, 0, 9, &mut Vec::new()).result.unwrap().count, 0);
         assert_eq!(kind(served.fs.write(lane, &stranger, &tool, 0, b"x", Stable::Unstable).result), ErrorKind::Access);
@@ -107,15 +111,19 @@ fn what_is_made_belongs_to_the_caller_and_setgid_folders_give_their_group() {
         let file = served.fs.lookup(lane, &who, &open, b"file").result.unwrap().handle;
         let to = |uid, gid| SetAttr { uid, gid, ..SetAttr::default() };
         assert_eq!(
-            kind(served.fs.setattr(lane, &who, &file, &to(Some(1001), None), None).result),
+            kind(served.fs.setattr(lane, &who, &file, &to(Some(1001), None), None, Resize::Owner).result),
             ErrorKind::NotPermitted
         );
         assert_eq!(
-            kind(served.fs.setattr(lane, &who, &file, &to(None, Some(77)), None).result),
+            kind(served.fs.setattr(lane, &who, &file, &to(None, Some(77)), None, Resize::Owner).result),
             ErrorKind::NotPermitted
         );
-        served.fs.setattr(lane, &user(1000, 100, &[77]), &file, &to(None, Some(77)), None).result.unwrap();
-        served.fs.setattr(lane, &root(), &file, &to(Some(1001), None), None).result.unwrap();
+        served
+            .fs
+            .setattr(lane, &user(1000, 100, &[77]), &file, &to(None, Some(77)), None, Resize::Owner)
+            .result
+            .unwrap();
+        served.fs.setattr(lane, &root(), &file, &to(Some(1001), None), None, Resize::Owner).result.unwrap();
         let attr = served.fs.getattr(lane, &file).unwrap();
         assert_eq!((attr.uid, attr.gid), (1001, 77));
     });
@@ -237,7 +245,7 @@ fn a_read_only_export_changes_nothing() {
             kind(layer.rename(lane, &who, &dir, b"file", &dir, b"x").result),
             kind(layer.link(lane, &who, &file, &dir, b"x").result),
             kind(layer.write(lane, &who, &file, 0, b"x", Stable::Unstable).result),
-            kind(layer.setattr(lane, &who, &file, &SetAttr { mode: Some(0), ..none }, None).result),
+            kind(layer.setattr(lane, &who, &file, &SetAttr { mode: Some(0), ..none }, None, Resize::Owner).result),
         ];
         assert_eq!(kinds, [ErrorKind::ReadOnly; 11]);
         assert_eq!(layer.read(lane, &who, &file, 0, 9, &mut Vec::new()).result.unwrap().count, 4);
@@ -259,11 +267,14 @@ fn times_are_set_by_who_may() {
         let long_ago = Time { seconds: -5, nanos: 250_000_000 };
         let to =
             SetAttr { atime: Some(SetTime::To(long_ago)), mtime: Some(SetTime::To(long_ago)), ..SetAttr::default() };
-        assert_eq!(kind(served.fs.setattr(lane, &writer, &file, &to, None).result), ErrorKind::NotPermitted);
-        let changed = served.fs.setattr(lane, &owner, &file, &to, None);
+        assert_eq!(
+            kind(served.fs.setattr(lane, &writer, &file, &to, None, Resize::Owner).result),
+            ErrorKind::NotPermitted
+        );
+        let changed = served.fs.setattr(lane, &owner, &file, &to, None, Resize::Owner);
         assert_eq!(changed.wcc.after.map(|attr| (attr.atime, attr.mtime)), Some((long_ago, long_ago)));
         let now = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() };
-        let changed = served.fs.setattr(lane, &writer, &file, &now, None);
+        let changed = served.fs.setattr(lane, &writer, &file, &now, None, Resize::Owner);
         assert!(changed.result.is_ok() && changed.wcc.after.unwrap().mtime > long_ago);
     });
 }
@@ -283,7 +294,7 @@ fn nothing_is_opened_for_writing_for_a_caller_that_may_not_write() {
             assert_eq!(kind(written.result), refused);
             assert_eq!(open_for_writing(&served.path("tool")), 0, "by a write");
             let cut = SetAttr { size: Some(0), ..SetAttr::default() };
-            assert_eq!(kind(served.fs.setattr(lane, &stranger, &file, &cut, None).result), refused);
+            assert_eq!(kind(served.fs.setattr(lane, &stranger, &file, &cut, None, Resize::Owner).result), refused);
             assert_eq!(open_for_writing(&served.path("tool")), 0, "by a change of the size");
             served.fs.commit(lane, &file).result.unwrap();
             assert_eq!(open_for_writing(&served.path("tool")), 0, "by a commit");

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
 use crate::common::{Served, on_lane, root};
-use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, SetAttr, Stable};
+use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, Resize, SetAttr, Stable};
 use ksf_test::files::tree;
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -147,11 +147,11 @@ fn by_handles(served: &Served, lane: &mut Lane, step: &Step) -> Outcome {
             Step::Cut(at, size) => {
                 let file = file(lane, at)?;
                 let to = SetAttr { size: Some(size.into()), ..SetAttr::default() };
-                layer.setattr(lane, &root(), &file, &to, None).result?;
+                layer.setattr(lane, &root(), &file, &to, None, Resize::Owner).result?;
             }
             Step::Mode(at, bits) => {
                 let file = file(lane, at)?;
-                layer.setattr(lane, &root(), &file, &mode(bits.into()), None).result?;
+                layer.setattr(lane, &root(), &file, &mode(bits.into()), None, Resize::Owner).result?;
             }
             Step::Remove(at) => layer.remove(lane, &root(), &dirs[0], name(at)).result?,
             Step::Rmdir(at) => layer.rmdir(lane, &root(), &dirs[0], name(at)).result?,

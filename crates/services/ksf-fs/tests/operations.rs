@@ -10,7 +10,7 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use ksf_fs::{
-    Access, CreateHow, Credential, ErrorKind, FileType, Fs, Handle, Lane, Node, SetAttr, SetTime, Stable, Time,
+    Access, CreateHow, Credential, ErrorKind, FileType, Fs, Handle, Lane, Node, Resize, SetAttr, SetTime, Stable, Time,
     XattrHow, XattrOf,
 };
 
@@ -106,10 +106,13 @@ fn links_are_never_followed() {
             let how = CreateHow::Unchecked(NONE);
             assert_eq!(kind(layer.create(lane, &root(), dir, name, &how).result), ErrorKind::Exists);
             let mode = SetAttr { mode: Some(0o600), ..NONE };
-            assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &mode, None).result), ErrorKind::NotSupported);
+            assert_eq!(
+                kind(layer.setattr(lane, &root(), &made.handle, &mode, None, Resize::Owner).result),
+                ErrorKind::NotSupported
+            );
             let time = Time { seconds: 77, nanos: 5 };
             let times = SetAttr { mtime: Some(SetTime::To(time)), ..NONE };
-            let changed = layer.setattr(lane, &root(), &made.handle, &times, None);
+            let changed = layer.setattr(lane, &root(), &made.handle, &times, None, Resize::Owner);
             assert_eq!(changed.wcc.after.unwrap().mtime, time, "of the link");
         }
         let file = served.make(lane, "file").handle;
@@ -173,7 +176,7 @@ fn where_others_change_too_nothing_is_said_of_before() {
         for stable in [Stable::Unstable, Stable::DataSync, Stable::FileSync] {
             all.push(layer.write(lane, &root(), &file, 0, b"text", stable).wcc);
         }
-        all.push(layer.setattr(lane, &root(), &file, &SetAttr { size: Some(1), ..NONE }, None).wcc);
+        all.push(layer.setattr(lane, &root(), &file, &SetAttr { size: Some(1), ..NONE }, None, Resize::Owner).wcc);
         all.push(layer.remove(lane, &root(), dir, b"none").wcc);
         all.push(layer.remove(lane, &root(), dir, b"two").wcc);
         assert!(all.iter().all(|wcc| wcc.before.is_none() && wcc.after.is_some()), "{all:?}");
@@ -355,7 +358,7 @@ fn an_exclusive_call_that_is_sent_again_is_answered_alike() {
             }
             // The client takes the verifier away by setting the times.
             let times = SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), mode: Some(0o600), ..NONE };
-            layer.setattr(lane, &root(), &first.handle, &times, None).result.unwrap();
+            layer.setattr(lane, &root(), &first.handle, &times, None, Resize::Owner).result.unwrap();
             assert_eq!(kind(create(lane, *verifier).result), ErrorKind::Exists);
         }
     });
@@ -368,10 +371,10 @@ fn a_guard_lets_only_the_expected_state_change() {
         let file = served.make(lane, "file");
         let to = SetAttr { mode: Some(0o600), ..NONE };
         let wrong = Time { seconds: 1, nanos: 1 };
-        let refused = served.fs.setattr(lane, &root(), &file.handle, &to, Some(wrong));
+        let refused = served.fs.setattr(lane, &root(), &file.handle, &to, Some(wrong), Resize::Owner);
         assert_eq!(kind(refused.result), ErrorKind::NotSync);
         assert_eq!(refused.wcc.after.unwrap().mode, 0o644);
-        let changed = served.fs.setattr(lane, &root(), &file.handle, &to, Some(file.attr.ctime));
+        let changed = served.fs.setattr(lane, &root(), &file.handle, &to, Some(file.attr.ctime), Resize::Owner);
         assert!(changed.result.is_ok());
         assert_eq!(changed.wcc.after.unwrap().mode, 0o600);
     });
@@ -444,7 +447,10 @@ fn what_would_block_an_open_is_not_opened() {
             let written = layer.write(lane, &root(), &made.handle, 0, b"x", Stable::Unstable);
             assert_eq!(kind(written.result), ErrorKind::WrongType);
             let size = SetAttr { size: Some(0), ..NONE };
-            assert_eq!(kind(layer.setattr(lane, &root(), &made.handle, &size, None).result), ErrorKind::WrongType);
+            assert_eq!(
+                kind(layer.setattr(lane, &root(), &made.handle, &size, None, Resize::Owner).result),
+                ErrorKind::WrongType
+            );
             assert_eq!(kind(layer.commit(lane, &made.handle).result), ErrorKind::WrongType);
         }
         assert_eq!(kind(layer.read(lane, &root(), dir, 0, 9, &mut Vec::new()).result), ErrorKind::IsDirectory);

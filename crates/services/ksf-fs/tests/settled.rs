@@ -2,7 +2,7 @@
 //! the machine is shown by `ksf-cli tests/mounted/power.rs`.
 
 use crate::common::{Served, on_lane, root};
-use ksf_fs::{CreateHow, ExportOptions, Lane, Node, SetAttr, SetTime, Squash, Stable, Time};
+use ksf_fs::{CreateHow, ExportOptions, Lane, Node, Resize, SetAttr, SetTime, Squash, Stable, Time};
 
 const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };
 const MODE: SetAttr = SetAttr { mode: Some(0o600), ..NONE };
@@ -42,9 +42,9 @@ fn settled(served: &Served, lane: &mut Lane) -> Vec<(&'static str, u64)> {
     count("remove");
     fs.rmdir(lane, root, dir, b"old").result.unwrap();
     count("rmdir");
-    fs.setattr(lane, root, &file, &MODE, None).result.unwrap();
+    fs.setattr(lane, root, &file, &MODE, None, Resize::Owner).result.unwrap();
     count("setattr");
-    fs.setattr(lane, root, &folder, &MODE, None).result.unwrap();
+    fs.setattr(lane, root, &folder, &MODE, None, Resize::Owner).result.unwrap();
     count("setattr of a folder");
     fs.write(lane, root, &file, 0, b"unstable", Stable::Unstable).result.unwrap();
     fs.getattr(lane, &file).unwrap();

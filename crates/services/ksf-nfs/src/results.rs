@@ -5,7 +5,7 @@ use std::ops::Range;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Access, Attr, Changed, Credential, Cursor, Detail, Entry, FileType, Found, Fs, FsError, Handle, Lane, Linked,
-    Listed, Renamed, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
+    Listed, Renamed, Resize, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
 };
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{Answered, RpcReply};
@@ -211,7 +211,7 @@ pub(crate) fn run(
             Err(error) => failed(out, error, |_| ()),
         },
         Request::Setattr { object, to, guard } => {
-            return changed(out, fs.setattr(lane, caller, object, to, *guard), |_, ()| ());
+            return changed(out, fs.setattr(lane, caller, object, to, *guard, Resize::Owner), |_, ()| ());
         }
         Request::Lookup { dir, name } => put_found(out, fs.lookup(lane, caller, dir, name)),
         Request::Access { object, wanted } => {

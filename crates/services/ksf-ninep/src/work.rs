@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
-    Node as Special, OpenFile, OpenHow, SetAttr, WARM_READ_BYTES_MAX, Warm, XATTR_BYTES_MAX, XattrHow, XattrOf,
+    Node as Special, OpenFile, OpenHow, Resize, SetAttr, WARM_READ_BYTES_MAX, Warm, XATTR_BYTES_MAX, XattrHow, XattrOf,
 };
 use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
@@ -419,7 +419,9 @@ impl Work {
                 match (&to, &open) {
                     (Set::Ctime, open) => fs.set_ctime(lane, &node.caller, object_of(&node, open.as_ref()))?,
                     (Set::Attr(to), Some(file)) => fs.setattr_open(lane, &node.caller, file, to)?,
-                    (Set::Attr(to), None) => fs.setattr_by_name(lane, &node.caller, &node.handle, to).result?,
+                    (Set::Attr(to), None) => {
+                        fs.setattr(lane, &node.caller, &node.handle, to, None, Resize::Writer).result?;
+                    }
                 }
                 plain(Reply::Setattr {})
             }

@@ -19,10 +19,10 @@ use crate::sys::access;
 
 /// The callers that may change the length of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Resize {
-    /// The owner, and those that may write it: [`permit`].
+pub enum Resize {
+    /// The owner, and callers with write permission. For NFS, whose client checked the mode when it opened the file.
     Owner,
-    /// Those that may write it.
+    /// Callers with write permission, as truncate(2) has it.
     Writer,
 }
 
@@ -32,34 +32,6 @@ impl Fs {
     ///
     /// What was changed before an error stays changed; `wcc` shows it.
     pub fn setattr(
-        &self,
-        lane: &mut Lane,
-        credential: &Credential,
-        handle: &Handle,
-        to: &SetAttr,
-        guard: Option<Time>,
-    ) -> Changed<()> {
-        self.setattr_as(lane, credential, handle, to, guard, Resize::Owner)
-    }
-
-    /// [`Fs::setattr`] with the rights of truncate(2): the owner of a file changes its length only if the mode lets the owner write.
-    pub fn setattr_by_name(
-        &self,
-        lane: &mut Lane,
-        credential: &Credential,
-        handle: &Handle,
-        to: &SetAttr,
-    ) -> Changed<()> {
-        self.setattr_as(lane, credential, handle, to, None, Resize::Writer)
-    }
-
-    /// Sets the time of the last change to now, as chown(2) does without an owner and a group.
-    pub fn set_ctime(&self, lane: &mut Lane, credential: &Credential, object: XattrOf<'_>) -> Result<(), FsError> {
-        self.at_path(lane, credential, object, true, |path| rustix::fs::chown(path, None, None))?;
-        self.owe_names(lane, object.handle())
-    }
-
-    fn setattr_as(
         &self,
         lane: &mut Lane,
         credential: &Credential,
@@ -82,6 +54,12 @@ impl Fs {
         drop(order);
         let result = result.and_then(|()| self.owe_names(lane, handle));
         Changed { wcc: Wcc { before, after }, result }
+    }
+
+    /// Sets the time of the last change to now, as chown(2) does without an owner and a group.
+    pub fn set_ctime(&self, lane: &mut Lane, credential: &Credential, object: XattrOf<'_>) -> Result<(), FsError> {
+        self.at_path(lane, credential, object, true, |path| rustix::fs::chown(path, None, None))?;
+        self.owe_names(lane, object.handle())
     }
 
     /// Changes attributes of an object by a descriptor of it.

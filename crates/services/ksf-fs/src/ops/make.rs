@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, makedev};
 use rustix::io::Errno;
 
-use super::change::{check, set_owner, set_times};
+use super::change::{Resize, check, set_owner, set_times};
 use super::settle::changed_for_good;
 use super::{CreateHow, Node};
 use crate::attr::{Changed, FileType, Found, Linked, SetAttr, SetTime, Time, Wcc};
@@ -71,7 +71,7 @@ impl Fs {
         let result = made.result.and_then(|(found, is_new)| match how {
             CreateHow::Unchecked(SetAttr { size: Some(size), .. }) if !is_new => {
                 let to = SetAttr { size: Some(*size), ..SetAttr::default() };
-                let changed = self.setattr(lane, credential, &found.handle, &to, None);
+                let changed = self.setattr(lane, credential, &found.handle, &to, None, Resize::Owner);
                 changed.result?;
                 Ok(Found { attr: changed.wcc.after.unwrap_or(found.attr), ..found })
             }

@@ -348,9 +348,8 @@ impl Fs {
         Ok(lane.as_caller(&opened.caller, || write_whole(file, offset, data))??)
     }
 
-    /// Changes attributes as [`Fs::setattr_by_name`] does, also of what has lost its last name. The length of a file that is open for
-    /// writing is changed by the right of whoever opened it, as with ftruncate(2); all else is the caller's right, and so is another
-    /// length.
+    /// [`Fs::setattr`] with [`Resize::Writer`] of an open object, which may have lost its last name. The length of a file that is open
+    /// for writing changes by the rights of its opener, as with ftruncate(2). All other changes need those of the caller.
     pub fn setattr_open(
         &self,
         lane: &mut Lane,

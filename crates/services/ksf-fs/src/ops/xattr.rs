@@ -32,7 +32,7 @@ pub enum XattrHow {
 pub enum XattrOf<'a> {
     /// What has this handle.
     Handle(&'a Handle),
-    /// What is open. The caller's rights matter and not those of whoever opened it.
+    /// An open object. The kernel checks the rights of the caller, not of the opener.
     Open(&'a OpenFile),
 }
 
