@@ -1,10 +1,9 @@
-//! Is a directory below the root of an export? A local program may have moved it away, and `..` leads out of it then.
+//! Check that a directory lies below the root of an export. A local program may have moved it away, and `..` leads out of it then.
 //!
-//! Going up level by level takes three system calls for each, and clients make directories thousands deep. The kernel tells the
-//! path of an open directory in one (`/proc/self/fd`, d_path()), which says how many levels the root is above it, and goes that
-//! far up in one more. Only the numbers of what lies there decide: in a bind mount, the path of a directory that was moved
-//! out of the mount may look as if it lay below the root. Beyond 4095 bytes the kernel tells no path; from there the way goes up
-//! until it does.
+//! Going up level by level takes three system calls for each, and clients make directories thousands deep. One call returns the
+//! path of an open directory (`/proc/self/fd`, d_path()), whose length in names is the distance to the root, and one more goes that
+//! far up. Only the inode number found there decides: in a bind mount, the path of a directory that was moved out of the mount may
+//! look as if it lay below the root. The kernel returns no path above 4095 bytes; the check then goes up until it does.
 
 use std::os::fd::OwnedFd;
 
@@ -41,14 +40,14 @@ pub(crate) fn check_inside(process: &OwnedFd, export: &Export, folder: &OwnedFd)
     Err(ErrorKind::Stale.into())
 }
 
-/// Where a directory is by its path.
+/// Position of a directory by its path.
 enum Place {
-    /// So many levels below the root.
+    /// Below the root, by this number of levels.
     Below(usize),
     /// The root is below it.
     Above,
     Elsewhere,
-    /// The path is too long to be told.
+    /// The path is longer than the kernel returns.
     Deep,
 }
 
@@ -62,21 +61,21 @@ struct Look<'a> {
 impl Look<'_> {
     /// False: the root is not above it, or one of them was moved meanwhile.
     fn at(&self, folder: &OwnedFd) -> SysResult<bool> {
-        let mut at = go_up(folder, 0)?;
-        let mut place = self.place(&at)?;
+        let (mut place, mut above) = (self.place(folder)?, None);
         let (mut step, mut overshot) = (1, false);
         loop {
+            let at = above.as_ref().unwrap_or(folder);
             match place {
                 Place::Below(levels) => return self.is_root_above(at, levels),
                 Place::Above | Place::Elsewhere => return Ok(false),
                 Place::Deep => {}
             }
-            let next = go_up(&at, step).and_then(|next| Ok((self.place(&next)?, next)));
+            let next = go_up(at, step).and_then(|next| Ok((self.place(&next)?, Some(next))));
             match next {
                 // The root lies between.
                 Ok((Place::Above, _)) | Err(Errno::XDEV) if step > 1 => (step, overshot) = (step / 2, true),
                 next => {
-                    (place, at) = next?;
+                    (place, above) = next?;
                     if !overshot {
                         step = (2 * step).min(UP_MAX);
                     }
@@ -93,17 +92,18 @@ impl Look<'_> {
         }
     }
 
-    fn is_root_above(&self, mut at: OwnedFd, mut levels: usize) -> SysResult<bool> {
+    fn is_root_above(&self, folder: &OwnedFd, mut levels: usize) -> SysResult<bool> {
+        let mut above = None;
         while levels > 0 {
             let step = levels.min(UP_MAX);
-            at = match go_up(&at, step) {
+            above = match go_up(above.as_ref().unwrap_or(folder), step) {
                 Err(Errno::XDEV) => return Ok(false),
-                at => at?,
+                next => Some(next?),
             };
             levels -= step;
         }
         let Statx { stx_ino, stx_dev_major, stx_dev_minor, .. } =
-            rustix::fs::statx(&at, c"", AtFlags::EMPTY_PATH, ASKED)?;
+            rustix::fs::statx(above.as_ref().unwrap_or(folder), c"", AtFlags::EMPTY_PATH, ASKED)?;
         Ok((stx_ino, (stx_dev_major, stx_dev_minor)) == self.root)
     }
 }
@@ -127,18 +127,31 @@ fn read_path(process: &OwnedFd, at: &OwnedFd) -> SysResult<Vec<u8>> {
     Ok(rustix::fs::readlinkat(process, process_name(at), Vec::new())?.into_bytes())
 }
 
-/// Opens the folder that many levels above a folder, on the same mount.
+/// Opens the directory `levels` above another one, on the same mount. `levels`: not 0.
 fn go_up(folder: &OwnedFd, levels: usize) -> SysResult<OwnedFd> {
-    let path = if levels == 0 { ".".into() } else { "../".repeat(levels) };
+    #[cfg(test)]
+    tests::OPENED.set(tests::OPENED.get() + 1);
     let resolve = INSIDE.difference(ResolveFlags::BENEATH);
-    rustix::fs::openat2(folder, path.as_str(), OBJECT | OFlags::DIRECTORY, Permissions::empty(), resolve)
+    rustix::fs::openat2(
+        folder,
+        "../".repeat(levels).as_str(),
+        OBJECT | OFlags::DIRECTORY,
+        Permissions::empty(),
+        resolve,
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs::File;
 
     use super::*;
+
+    thread_local! {
+        /// Directories that this thread has opened above others.
+        pub(super) static OPENED: Cell<u32> = const { Cell::new(0) };
+    }
 
     fn open(path: &str) -> OwnedFd {
         File::open(path).unwrap().into()
@@ -202,13 +215,21 @@ mod tests {
             root: (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)),
             root_path: read_path(&process, &root).unwrap(),
         };
-        assert_eq!(look.at(&root), Ok(true));
-        assert_eq!(look.at(&open(outer.to_str().unwrap())), Ok(false));
+        let at = |folder: &OwnedFd| {
+            OPENED.set(0);
+            (look.at(folder), OPENED.get())
+        };
+        // One call for each 1,024 levels, or a search for the first path that the kernel returns.
+        assert_eq!(at(&root), (Ok(true), 0));
+        assert_eq!(at(&open(outer.to_str().unwrap())), (Ok(false), 0));
         let long = "n".repeat(255);
         for (name, depth) in [("d", 1), ("d", 2100), (long.as_str(), 15), (&long, 17), (&long, 100)] {
             for (folder, expected) in [(&root, Ok(true)), (&beside, Ok(false))] {
                 let end = chain(folder, name, depth);
-                assert_eq!(look.at(&end), expected, "{depth} of {} bytes", name.len());
+                let (found, opened) = at(&end);
+                assert_eq!(found, expected, "{depth} of {} bytes", name.len());
+                let opened_max = if depth > 15 { 12 } else { u32::from(expected == Ok(true)) };
+                assert!(opened <= opened_max, "{opened} opened from {depth} of {} bytes", name.len());
                 unchain(end, name, depth);
             }
         }
