@@ -54,6 +54,14 @@ mod table;
 mod uncommitted;
 mod warm;
 
+/// Fixtures of all tests of this crate.
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+/// Under the name by which the fixtures use it.
+#[cfg(test)]
+extern crate self as ksf_fs;
+
 pub use attr::{Attr, Before, Changed, FileType, Found, Linked, Renamed, Seen, SetAttr, SetTime, Time, Wcc};
 pub use clients::{Clients, Network};
 pub use clock::FsClock;

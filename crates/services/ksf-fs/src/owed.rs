@@ -101,28 +101,20 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
-    use crate::credential::Credential;
-    use crate::export::ExportOptions;
+    use crate::common::{Served, root};
     use crate::lanes::{LaneOptions, Lanes};
-    use crate::layer::FsOptions;
     use crate::ops::OpenHow;
     use crate::pool::Length;
     use crate::sys;
 
     /// Results of both syncs of an open file, on lanes to which the kernel refuses this system call.
     fn syncs_without(call: libc::c_long) -> [bool; 2] {
-        let folder = tempfile::tempdir().unwrap();
-        let (data, state) = (folder.path().join("data"), folder.path().join("state"));
-        std::fs::create_dir(&data).unwrap();
-        std::fs::write(data.join("file"), "text").unwrap();
-        let mut fs = Fs::new(FsOptions::default()).unwrap();
-        let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
-        let mut lane = Lane::attach().unwrap();
-        let caller = Credential::unix(0, 0, &[]);
-        let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
-        let (file, _) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
+        let (served, mut lane) = (Served::open_to_all(), Lane::attach().unwrap());
+        std::fs::write(served.path("file"), "text").unwrap();
+        let found = served.find(&mut lane, "file");
+        let (file, _) = served.fs.open(&mut lane, &root(), &found.handle, OpenHow::READ).unwrap();
         sys::refuse_call(call, Errno::IO);
-        let fs = Arc::new(fs);
+        let fs = Arc::new(served.fs);
         let lanes = Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap();
         [false, true].map(|data_only| {
             let (sender, receiver) = mpsc::channel();

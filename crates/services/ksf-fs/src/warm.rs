@@ -290,10 +290,9 @@ fn changes_access_time(access_times: AccessTimes, attr: &Attr, now: Duration) ->
 mod tests {
     use super::*;
     use crate::attr::Time;
-    use crate::export::ExportOptions;
+    use crate::common::{Served, root};
     use crate::lane::Lane;
     use crate::lanes::LaneOptions;
-    use crate::layer::FsOptions;
     use crate::ops::OpenHow;
 
     #[test]
@@ -334,43 +333,44 @@ mod tests {
 
     /// A thread that is a shard and a lane, with an export of one file, open for reading.
     struct Shard {
-        fs: Fs,
+        served: Served,
         lanes: Lanes,
         lane: Lane,
         file: OpenFile,
-        _folder: ksf_test::Folder,
+        attr: Attr,
     }
 
     impl Shard {
-        /// `None`: shards do not read on this file system.
-        fn with_file(bytes: &[u8]) -> Option<Self> {
-            let folder = ksf_test::Folder::to_export();
-            let (data, state) = (folder.path("data"), folder.path("state"));
-            std::fs::create_dir(&data).unwrap();
-            std::fs::write(data.join("file"), bytes).unwrap();
-            let mut fs = Fs::new(FsOptions::default()).unwrap();
-            let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+        fn with_file(bytes: &[u8]) -> Self {
+            let served = Served::open_to_all();
+            std::fs::write(served.path("file"), bytes).unwrap();
             let (lanes, mut lane) = (Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap(), Lane::attach().unwrap());
-            let caller = Credential::unix(0, 0, &[]);
-            let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
-            let (file, _) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
-            ksf_test::reads_at_once(&data).then_some(Self { fs, lanes, lane, file, _folder: folder })
+            let found = served.find(&mut lane, "file");
+            let (file, attr) = served.fs.open(&mut lane, &root(), &found.handle, OpenHow::READ).unwrap();
+            Self { served, lanes, lane, file, attr }
+        }
+
+        /// `None`: shards do not read on this file system.
+        fn that_reads(bytes: &[u8]) -> Option<Self> {
+            let shard = Self::with_file(bytes);
+            ksf_test::reads_at_once(shard.served.export.path()).then_some(shard)
         }
 
         fn read_at_once(&self, offset: u64, wanted: usize) -> Option<usize> {
             let (mut turn, mut share) = (WarmTurn::default(), WarmShare::default());
-            self.fs.warm(&self.lanes, &mut turn, &mut share).read_open(&self.file, offset, wanted, &mut Vec::new())
+            let mut warm = self.served.fs.warm(&self.lanes, &mut turn, &mut share);
+            warm.read_open(&self.file, offset, wanted, &mut Vec::new())
         }
 
         fn read_on_the_lane(&self, offset: u64, wanted: usize) {
-            self.fs.read_open(&self.lane, &self.file, offset, wanted, &mut Vec::new()).unwrap();
+            self.served.fs.read_open(&self.lane, &self.file, offset, wanted, &mut Vec::new()).unwrap();
         }
     }
 
     #[test]
     fn a_shard_does_not_have_the_medium_read() {
         const STEP: usize = 64 << 10;
-        let Some(shard) = Shard::with_file(&[7; 4 << 20]) else { return };
+        let Some(shard) = Shard::that_reads(&[7; 4 << 20]) else { return };
         let content = shard.file.descriptor().unwrap();
         rustix::fs::fsync(content).unwrap();
         // Of this file alone, with those that are being read: they are in memory before a read of the lane ends.
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn a_shard_does_not_wait_for_the_medium() {
         let reads_at_once = || {
-            let Some(shard) = Shard::with_file(b"text") else { return true };
+            let Some(shard) = Shard::that_reads(b"text") else { return true };
             shard.read_on_the_lane(0, 4);
             sys::refuse_waiting_reads();
             shard.read_at_once(0, 4) == Some(4)
@@ -407,24 +407,16 @@ mod tests {
     fn reads_go_to_a_lane_where_the_kernel_refuses_cachestat() {
         for errno in [Errno::PERM, Errno::NOSYS] {
             let test = move || {
-                let folder = tempfile::tempdir().unwrap();
-                let (data, state) = (folder.path().join("data"), folder.path().join("state"));
-                std::fs::create_dir(&data).unwrap();
-                std::fs::write(data.join("file"), "text").unwrap();
-                let mut fs = Fs::new(FsOptions::default()).unwrap();
-                let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
-                let (lanes, mut lane) =
-                    (Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap(), Lane::attach().unwrap());
+                let shard = Shard::with_file(b"text");
                 sys::refuse_cachestat(errno);
-                let caller = Credential::unix(0, 0, &[]);
-                let found = fs.lookup(&mut lane, &caller, export.root(), b"file").result.unwrap();
-                let (file, attr) = fs.open(&mut lane, &caller, &found.handle, OpenHow::READ).unwrap();
+                let Shard { served: Served { fs, export, .. }, lanes, lane, file, attr } = &shard;
                 assert_eq!(sys::cached_pages(file.descriptor().unwrap(), 0, 4), Err(errno));
                 let (mut turn, mut share, mut into) = (WarmTurn::default(), WarmShare::default(), Vec::new());
-                let mut warm = fs.warm(&lanes, &mut turn, &mut share);
-                assert_eq!((warm.read_open(&file, 0, 4, &mut into), into.len()), (None, 0));
-                assert_eq!(warm.getattr(&found.handle), export.is_warm().then_some(attr), "other calls do not need it");
-                assert_eq!(fs.read_open(&lane, &file, 0, 4, &mut into), Ok(4));
+                let mut warm = fs.warm(lanes, &mut turn, &mut share);
+                assert_eq!((warm.read_open(file, 0, 4, &mut into), into.len()), (None, 0));
+                let known = warm.getattr(file.handle());
+                assert_eq!(known, export.is_warm().then_some(*attr), "other calls do not need it");
+                assert_eq!(fs.read_open(lane, file, 0, 4, &mut into), Ok(4));
                 assert_eq!(into, b"text");
             };
             // The filter stays with its thread.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
-    CreateHow, ErrorKind, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Lane, Owed, Resize, SetAttr, Squash, Stable,
+    CreateHow, ErrorKind, Export, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Handle, Lane, Owed, Resize, SetAttr,
+    Squash, Stable,
 };
 use ksf_test::own_run_or_skip;
 
@@ -191,22 +192,30 @@ fn what_nobody_commits_is_brought_to_the_medium_and_what_is_gone_is_forgotten() 
     });
 }
 
+/// Runs a test on a lane, with a tmpfs of its own of this size, which is served.
+fn on_tmpfs(size: &str, test: impl FnOnce(&mut Lane, &Fs, &Export) + Send) {
+    let inside = || {
+        let Some(()) = own_run_or_skip("a file system of its own") else { return };
+        fs::create_dir("/run/data").unwrap();
+        ksf_test::succeeds(&["mount", "-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", "/run/data"]);
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let export = layer.add_export("/run/data".as_ref(), "/run/state".as_ref(), options).unwrap();
+        test(&mut Lane::attach().unwrap(), &layer, &export);
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+fn make(lane: &mut Lane, layer: &Fs, export: &Export, name: &str) -> Handle {
+    let how = CreateHow::Guarded(SetAttr::default());
+    layer.create(lane, &root(), export.root(), name.as_bytes(), &how).result.unwrap().handle
+}
+
 /// What was accepted is safe, so nobody has to write it again.
 #[test]
 fn a_write_that_finds_no_room_does_not_have_others_write_again() {
-    let full = || {
-        let Some(()) = own_run_or_skip("a full file system") else { return };
-        fs::create_dir("/run/full").unwrap();
-        ksf_test::succeeds(&["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", "/run/full"]);
-        let lane = &mut Lane::attach().unwrap();
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        let mut layer = Fs::new(FsOptions::default()).unwrap();
-        let export = layer.add_export("/run/full".as_ref(), "/run/state".as_ref(), options).unwrap();
-        let make = |lane: &mut Lane, name: &[u8]| {
-            let how = CreateHow::Guarded(SetAttr::default());
-            layer.create(lane, &root(), export.root(), name, &how).result.unwrap().handle
-        };
-        let (mine, large) = (make(lane, b"mine"), make(lane, b"large"));
+    on_tmpfs("256k", |lane, layer, export| {
+        let [mine, large] = ["mine", "large"].map(|name| make(lane, layer, export, name));
         let write = |lane: &mut Lane, file, offset, data: &[u8], stable| {
             layer.write(lane, &root(), file, offset, data, stable).result
         };
@@ -217,35 +226,25 @@ fn a_write_that_finds_no_room_does_not_have_others_write_again() {
         assert_eq!(layer.commit(lane, &mine).result.unwrap(), accepted);
         assert_eq!(layer.commit(lane, &large).result.unwrap(), accepted);
         assert_eq!(layer.counters().write_back_failures, 0);
-    };
-    std::thread::scope(|scope| scope.spawn(full).join().unwrap());
+    });
 }
 
 /// The file layer holds descriptors of a file that it has read, written, and not brought to the medium.
 #[test]
 fn a_file_that_a_local_program_removes_gives_its_room_back() {
-    let inside = || {
-        let Some(()) = own_run_or_skip("a file system of its own") else { return };
-        fs::create_dir("/run/own").unwrap();
-        ksf_test::succeeds(&["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/run/own"]);
-        let lane = &mut Lane::attach().unwrap();
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        let mut layer = Fs::new(FsOptions::default()).unwrap();
-        let export = layer.add_export("/run/own".as_ref(), "/run/state".as_ref(), options).unwrap();
-        let free_blocks = || rustix::fs::statvfs("/run/own").unwrap().f_bfree;
+    on_tmpfs("8m", |lane, layer, export| {
+        let free_blocks = || rustix::fs::statvfs("/run/data").unwrap().f_bfree;
         let before = free_blocks();
         for stable in [Stable::Unstable, Stable::FileSync] {
-            let how = CreateHow::Guarded(SetAttr::default());
-            let file = layer.create(lane, &root(), export.root(), b"file", &how).result.unwrap().handle;
+            let file = make(lane, layer, export, "file");
             layer.write(lane, &root(), &file, 0, &vec![1; 4 << 20], stable).result.unwrap();
             layer.read(lane, &root(), &file, 0, 1, &mut Vec::new()).result.unwrap();
             assert!(free_blocks() < before);
-            fs::remove_file("/run/own/file").unwrap();
+            fs::remove_file("/run/data/file").unwrap();
             assert!(free_blocks() < before, "a descriptor is open");
             // The passes of 32 seconds: data that nobody commits is brought to the medium first.
-            (0..32).for_each(|_| settle(lane, &layer, &layer.close_idle()));
+            (0..32).for_each(|_| settle(lane, layer, &layer.close_idle()));
             assert_eq!(free_blocks(), before, "{stable:?}");
         }
-    };
-    std::thread::scope(|scope| scope.spawn(inside).join().unwrap());
+    });
 }

@@ -271,24 +271,20 @@ pub(super) fn each_entry(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::ExportOptions;
-    use crate::layer::FsOptions;
+    use crate::common::Served;
     use crate::sys::KernelHandle;
 
     #[test]
     fn a_known_handle_is_told_of_the_inode_with_its_time_of_birth_alone() {
-        let folder = ksf_test::Folder::to_export();
-        let data = folder.path("data");
-        std::fs::create_dir(&data).unwrap();
-        std::fs::write(data.join("file"), "12345").unwrap();
-        let mut layer = Fs::new(FsOptions::default()).unwrap();
-        let export = layer.add_export(&data, &folder.path("state"), ExportOptions::default()).unwrap();
-        let descriptor = rustix::fs::open(data.join("file"), OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        let served = Served::open_to_all();
+        let (layer, export) = (&served.fs, &served.export);
+        std::fs::write(served.path("file"), "12345").unwrap();
+        let descriptor = rustix::fs::open(served.path("file"), OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         let stat = rustix::fs::statx(&descriptor, c"", AtFlags::EMPTY_PATH, OF_ENTRY).unwrap();
-        let own = describe(&export, &descriptor, None).unwrap();
+        let own = describe(export, &descriptor, None).unwrap();
         let other = export.handle(&KernelHandle::new(1, &[7; 8]).unwrap()).unwrap();
         let listed = || {
-            let (layer, root) = (&layer, export.root());
+            let root = export.root();
             let list = move || {
                 let (mut lane, mut file) = (Lane::attach().unwrap(), None);
                 let take = &mut |entry: Entry<'_>| {

@@ -450,9 +450,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::export::ExportOptions;
+    use crate::common::Served;
     use crate::lanes::{LaneOptions, Lanes};
-    use crate::layer::FsOptions;
     use crate::pool::Length;
 
     /// Its drop hangs until the other end is dropped.
@@ -466,12 +465,9 @@ mod tests {
 
     #[test]
     fn an_open_file_is_closed_by_its_thread_wherever_it_is_dropped() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("data")).unwrap();
-        let mut fs = Fs::new(FsOptions::default()).unwrap();
-        let (data, state) = (folder.path().join("data"), folder.path().join("state"));
-        let export = fs.add_export(&data, &state, ExportOptions::default()).unwrap();
-        let (fs, lanes) = (Arc::new(fs), Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap());
+        let served = Served::open_to_all();
+        let export = Arc::clone(&served.export);
+        let (fs, lanes) = (Arc::new(served.fs), Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap());
         let (sender, opened) = channel();
         let opens = Arc::clone(&fs);
         lanes.submit(0, Length::Short, 0, move |lane| {

@@ -66,6 +66,7 @@ fn open(folder: &Folder, options: ExportOptions, bounds: FsOptions) -> (Fs, Arc<
 }
 
 /// Runs a test on a thread that is a lane.
+#[allow(dead_code)]
 pub(crate) fn on_lane(test: impl FnOnce(&mut Lane) + Send) {
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| test(&mut Lane::attach().unwrap())).join();
