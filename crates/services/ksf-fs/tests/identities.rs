@@ -186,7 +186,6 @@ fn squashed_callers_are_the_anonymous_user() {
     }
 }
 
-/// A user that the system does not know has no more groups, and what the wire says does not count.
 #[test]
 fn a_device_has_the_numbers_that_were_asked_for_or_is_not_made() {
     let Some(()) = root_or_skip("devices") else { return };
@@ -212,6 +211,7 @@ fn a_device_has_the_numbers_that_were_asked_for_or_is_not_made() {
     });
 }
 
+/// A user that the system does not know has no more groups, and what the wire says does not count.
 #[test]
 fn managed_groups_are_those_of_the_system() {
     let Some(()) = root_or_skip("identities") else { return };

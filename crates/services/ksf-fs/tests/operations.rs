@@ -211,6 +211,11 @@ fn helper_changes_without_descriptors() {
             ("rmdir", false, &|lane, name| layer.rmdir(lane, root, dir, name).result),
             ("rename", false, &|lane, name| layer.rename(lane, root, dir, name, dir, b"renamed").result),
         ];
+        let with_room = |room, run: &mut dyn FnMut() -> Result<(), ksf_fs::FsError>| {
+            let mut others: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
+            others.truncate(others.len() - room);
+            run()
+        };
         for room in 0..6 {
             for (call, makes, run) in &calls {
                 let name = format!("{call}{room}");
@@ -220,16 +225,22 @@ fn helper_changes_without_descriptors() {
                     fs::write(served.path(&name), "").unwrap();
                 }
                 layer.getattr(lane, dir).unwrap();
-                let mut others: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
-                others.truncate(others.len() - room);
-                let result = run(lane, name.as_bytes());
-                drop(others);
+                let result = with_room(room, &mut || run(lane, name.as_bytes()));
                 let is_there = fs::symlink_metadata(served.path(&name)).is_ok();
                 match result.map_err(|error| error.kind()) {
                     Ok(()) => assert_eq!(is_there, *makes, "{name}"),
                     Err(ErrorKind::TryLater) => assert_eq!(is_there, !makes, "{name} is to be sent again"),
                     Err(other) => panic!("{name}: {other:?}"),
                 }
+            }
+            let length = 10 + room as u64;
+            let to = SetAttr { size: Some(length), mode: Some(0o600 + room as u32), ..timed };
+            let set = with_room(room, &mut || layer.setattr(lane, root, &source, &to, None, Resize::Owner).result);
+            let is_set = layer.getattr(lane, &source).unwrap().size == length;
+            match set.map_err(|error| error.kind()) {
+                Ok(()) => assert!(is_set),
+                Err(ErrorKind::TryLater) => assert!(!is_set, "setattr is to be sent again with room for {room}"),
+                Err(other) => panic!("setattr: {other:?}"),
             }
         }
     });
