@@ -10,6 +10,7 @@ use rustix::process::Gid;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups};
 use smallvec::SmallVec;
 
+use crate::account::Account;
 use crate::credential::Identity;
 use crate::error::{ErrorKind, FsError};
 use crate::owed::Owed;
@@ -96,6 +97,8 @@ pub struct Lane {
     /// Modes of new files need no correction by the umask.
     has_own_umask: bool,
     entries: Vec<MaybeUninit<u8>>,
+    /// Account for which the lane works.
+    pub(crate) account: Account,
     /// Syncs that the operation of now leaves to others; `None`: it makes them itself.
     pub(crate) owed: Option<Owed>,
     /// Who makes them.
@@ -123,6 +126,7 @@ impl Lane {
             is_lost: false,
             has_own_umask,
             entries: Vec::new(),
+            account: Account::default(),
             owed: None,
             syncs: None,
             of_this_thread: PhantomData,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::account::Account;
 use crate::lane::{Identities, Lane, LaneError};
 use crate::layer::Fs;
 use crate::owed::Owed;
@@ -49,6 +50,8 @@ pub struct Lanes {
     /// After `calls`, which leave their syncs to it.
     sync_threads: Pool,
     syncs: Arc<Syncs>,
+    /// Account of the server's own jobs.
+    own: Account,
 }
 
 impl Lanes {
@@ -64,21 +67,33 @@ impl Lanes {
         let syncs = Arc::new(Syncs::new(sync_threads.queue().clone()));
         let leave_to = Some(Arc::clone(&syncs));
         let calls = Pool::start(PoolOptions { name: "ksf-fs-lane", threads, shares, syncs: leave_to })?;
-        Ok(Self { calls, sync_threads, syncs })
+        Ok(Self { calls, sync_threads, syncs, own: Account::default() })
     }
 
-    /// Puts a job into the queue of its export ([`Fs::share_of`]), which has no bound: the giver has one for what it reads. `bytes`
-    /// is the memory that the job keeps.
+    /// Puts a job of a connection into the queue of its export ([`Fs::share_of`]), in which the accounts of connections take turns.
+    /// The queue has no bound: the giver has one for what it reads. `bytes` is the memory that the job keeps.
     ///
     /// A job that panics is counted, and its captured values are dropped. After [`Lanes::close`] jobs are dropped.
+    pub fn submit_for(
+        &self,
+        account: &Account,
+        export: usize,
+        length: Length,
+        bytes: usize,
+        job: impl FnOnce(&mut Lane) + Send + 'static,
+    ) {
+        self.calls.queue().submit(account.clone(), export, length, bytes, job);
+    }
+
+    /// [`Self::submit_for`], for a job of the server itself.
     pub fn submit(&self, export: usize, length: Length, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) {
-        self.calls.queue().submit(export, length, bytes, job);
+        self.submit_for(&self.own, export, length, bytes, job);
     }
 
     /// Makes syncs that nobody waits for: [`Fs::close_idle`].
     pub fn settle(&self, fs: &Arc<Fs>, owed: Owed) {
-        self.syncs.submit_others(fs, owed.own);
-        self.syncs.submit_others(fs, owed.others);
+        self.syncs.submit_others(fs, &self.own, owed.own);
+        self.syncs.submit_others(fs, &self.own, owed.others);
     }
 
     /// As whom operations run.

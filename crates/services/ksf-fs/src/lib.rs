@@ -24,6 +24,7 @@
 
 #![deny(unsafe_code)]
 
+mod account;
 mod attr;
 mod attr_cache;
 mod clients;
@@ -62,6 +63,7 @@ mod common;
 #[cfg(test)]
 extern crate self as ksf_fs;
 
+pub use account::Account;
 pub use attr::{Attr, Before, Changed, FileType, Found, Linked, Renamed, Seen, SetAttr, SetTime, Time, Wcc};
 pub use clients::{Clients, Network};
 pub use clock::FsClock;

@@ -13,12 +13,17 @@
 //! of the lanes is left to shares that have none: a share whose file system hangs does not stop the others.
 //!
 //! Of the lanes of a share a quarter, or at least one, is left to its short jobs, so that what needs no medium does not wait for
-//! what does. Apart from that the jobs of a share begin in their order.
+//! what does.
+//!
+//! Within a share the accounts of connections take turns, one for short jobs and one for long ones: a job waits for at most one short
+//! and one long job of each other connection, and not for all that these have sent. The jobs of one account and length begin in their
+//! order.
 //!
 //! A thread inherits identity and capabilities of the one that starts it, so none is started by a lane: the keeper does, which
 //! has those of the thread that started the pool.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
@@ -26,6 +31,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::account::Account;
 use crate::lane::{Identities, Lane, LaneError};
 use crate::syncs::Syncs;
 
@@ -74,8 +80,7 @@ pub enum Length {
 type Work = Box<dyn FnOnce(&mut Lane) + Send>;
 
 struct Job {
-    /// Its place among those of all shares.
-    number: u64,
+    account: Account,
     length: Length,
     bytes: usize,
     work: Work,
@@ -100,23 +105,23 @@ impl Queue {
     /// A job that panics is counted, and its captured values are dropped. After the end of the pool jobs are dropped: false.
     pub(crate) fn submit(
         &self,
+        account: Account,
         share: usize,
         length: Length,
         bytes: usize,
         job: impl FnOnce(&mut Lane) + Send + 'static,
     ) -> bool {
+        let job = Job { account, length, bytes, work: Box::new(job) };
         let mut inner = self.0.lock();
-        let job = Job { number: inner.submitted, length, bytes, work: Box::new(job) };
         if inner.is_closed {
             drop(inner);
             // Outside of the lock: captured values may call back.
             drop(job);
             return false;
         }
-        inner.submitted += 1;
         inner.bytes += job.bytes;
-        let at = share % inner.shares.len();
-        inner.shares[at].queue_mut(length).push_back(job);
+        let (at, turn) = (share % inner.shares.len(), inner.next_turn());
+        inner.shares[at].queue_mut(length).push(turn, job);
         drop(inner);
         self.0.work.notify_one();
         true
@@ -211,11 +216,53 @@ struct Shared {
     changed: Condvar,
 }
 
+/// Jobs of one share and one length. Accounts take turns, one job each. Each call takes constant time.
+#[derive(Default)]
+struct Turns {
+    /// First job of each account that has any, with the number of its turn, in the order of these numbers.
+    first: VecDeque<(u64, Job)>,
+    /// Further jobs of the same accounts, by their numbers. The queue of an account with one job allocates no memory.
+    more: HashMap<u64, VecDeque<Job>>,
+    len: usize,
+}
+
+impl Turns {
+    /// `turn`: number of the account's turn if it has no other job here.
+    fn push(&mut self, turn: u64, job: Job) {
+        self.len += 1;
+        match self.more.entry(job.account.number()) {
+            Entry::Occupied(more) => more.into_mut().push_back(job),
+            Entry::Vacant(none) => {
+                none.insert(VecDeque::new());
+                self.first.push_back((turn, job));
+            }
+        }
+    }
+
+    /// Number of the next turn.
+    fn next(&self) -> Option<u64> {
+        self.first.front().map(|(turn, _)| *turn)
+    }
+
+    /// Takes the next job. `turn`: number of its account's next turn.
+    fn pop(&mut self, turn: u64) -> Option<Job> {
+        let (_, job) = self.first.pop_front()?;
+        self.len -= 1;
+        if let Entry::Occupied(mut more) = self.more.entry(job.account.number()) {
+            match more.get_mut().pop_front() {
+                Some(next) => self.first.push_back((turn, next)),
+                None => drop(more.remove()),
+            }
+        }
+        Some(job)
+    }
+}
+
 /// The jobs of one share.
 #[derive(Default)]
 struct Share {
-    short: VecDeque<Job>,
-    long: VecDeque<Job>,
+    short: Turns,
+    long: Turns,
     running: usize,
     /// The long ones among them.
     running_long: usize,
@@ -224,25 +271,25 @@ struct Share {
 impl Share {
     /// Jobs that wait.
     fn len(&self) -> usize {
-        self.short.len() + self.long.len()
+        self.short.len + self.long.len
     }
 
-    fn queue_mut(&mut self, length: Length) -> &mut VecDeque<Job> {
+    fn queue_mut(&mut self, length: Length) -> &mut Turns {
         match length {
             Length::Short => &mut self.short,
             Length::Long => &mut self.long,
         }
     }
 
-    /// Takes the job that came first of those that may run.
-    fn pop(&mut self, long_lanes_max: usize) -> Option<Job> {
-        let long = self.long.front().filter(|_| self.running_long < long_lanes_max);
-        let length = match (self.short.front(), long) {
-            (Some(short), Some(long)) if short.number < long.number => Length::Short,
+    /// Takes the job whose turn is the next one of those that may run. `turn`: number of its account's next turn.
+    fn pop(&mut self, turn: u64, long_lanes_max: usize) -> Option<Job> {
+        let long = self.long.next().filter(|_| self.running_long < long_lanes_max);
+        let length = match (self.short.next(), long) {
+            (Some(short), Some(long)) if short < long => Length::Short,
             (_, Some(_)) => Length::Long,
             (_, None) => Length::Short,
         };
-        let job = self.queue_mut(length).pop_front()?;
+        let job = self.queue_mut(length).pop(turn)?;
         self.running += 1;
         self.running_long += usize::from(length == Length::Long);
         Some(job)
@@ -267,8 +314,8 @@ struct Inner {
     /// All lanes.
     threads: usize,
     bytes: usize,
-    /// Jobs that ever came.
-    submitted: u64,
+    /// Turns of accounts that were ever given.
+    turns: u64,
     lanes: usize,
     running: usize,
     is_closed: bool,
@@ -288,7 +335,7 @@ impl Inner {
             reserved,
             threads,
             bytes: 0,
-            submitted: 0,
+            turns: 0,
             lanes: 0,
             running: 0,
             is_closed: false,
@@ -297,9 +344,15 @@ impl Inner {
         }
     }
 
+    /// Number of the next turn of an account.
+    fn next_turn(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
+
     /// The next job that may run, and its share.
     fn take(&mut self) -> Option<(usize, Job)> {
-        let free = self.threads.saturating_sub(self.running);
+        let (free, turn) = (self.threads.saturating_sub(self.running), self.next_turn());
         let count = self.shares.len();
         for at in (self.next..self.next + count).map(|at| at % count) {
             let share = &mut self.shares[at];
@@ -307,7 +360,7 @@ impl Inner {
             if share.running > 0 && !has_room {
                 continue;
             }
-            let Some(job) = share.pop(self.long_lanes_max) else { continue };
+            let Some(job) = share.pop(turn, self.long_lanes_max) else { continue };
             self.running += 1;
             self.bytes -= job.bytes;
             self.next = (at + 1) % count;
@@ -359,7 +412,7 @@ impl Shared {
     fn run(&self, mut lane: Lane) {
         let mut inner = self.lock();
         loop {
-            let Some((share, Job { length, work, .. })) = inner.take() else {
+            let Some((share, Job { account, length, work, .. })) = inner.take() else {
                 if inner.is_closed {
                     return;
                 }
@@ -370,6 +423,7 @@ impl Shared {
                 continue;
             };
             drop(inner);
+            lane.account = account;
             let panicked = catch_unwind(AssertUnwindSafe(|| work(&mut lane))).is_err();
             inner = self.lock();
             inner.running -= 1;
@@ -435,10 +489,17 @@ impl Shared {
 mod tests {
     use std::sync::Barrier;
 
+    use ksf_test::Random;
+
     use super::*;
 
     fn lanes(threads: usize, shares: usize) -> Pool {
         Pool::start(PoolOptions { name: "ksf-fs-lane", threads, shares, syncs: None }).unwrap()
+    }
+
+    /// Puts a job of another connection into the queue of its share.
+    fn submit(lanes: &Pool, share: usize, length: Length, bytes: usize, job: impl FnOnce(&mut Lane) + Send + 'static) {
+        lanes.queue().submit(Account::default(), share, length, bytes, job);
     }
 
     /// Waits until `is_so` holds, which other threads make true.
@@ -455,7 +516,7 @@ mod tests {
         let all = Arc::new(Barrier::new(4));
         for _ in 0..3 {
             let all = Arc::clone(&all);
-            lanes.queue().submit(0, Length::Short, 0, move |_| {
+            submit(&lanes, 0, Length::Short, 0, move |_| {
                 all.wait();
             });
         }
@@ -467,8 +528,8 @@ mod tests {
     #[test]
     fn a_job_that_panics_ends_no_lane() {
         let lanes = lanes(1, 1);
-        lanes.queue().submit(0, Length::Short, 0, |_| panic!("of the test"));
-        lanes.queue().submit(0, Length::Short, 0, |_| ());
+        submit(&lanes, 0, Length::Short, 0, |_| panic!("of the test"));
+        submit(&lanes, 0, Length::Short, 0, |_| ());
         until(&lanes, |counters| counters.done == 2);
         assert_eq!((lanes.queue().counters().panicked, lanes.queue().counters().lanes), (1, 1));
     }
@@ -479,7 +540,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         for round in 0..3 {
             let sender = sender.clone();
-            lanes.queue().submit(0, Length::Short, 0, move |lane| {
+            submit(&lanes, 0, Length::Short, 0, move |lane| {
                 sender.send(thread::current().id()).unwrap();
                 if round < 2 {
                     lane.lose();
@@ -494,7 +555,7 @@ mod tests {
     /// A job of a share that ends with `gate`.
     fn block(lanes: &Pool, share: usize, length: Length, gate: &Arc<(Mutex<bool>, Condvar)>) {
         let gate = Arc::clone(gate);
-        lanes.queue().submit(share, length, 0, move |_| {
+        submit(lanes, share, length, 0, move |_| {
             let mut is_open = gate.0.lock().unwrap();
             while !*is_open {
                 is_open = gate.1.wait(is_open).unwrap();
@@ -514,7 +575,7 @@ mod tests {
         }
         for number in 0..10 {
             let sender = sender.clone();
-            lanes.queue().submit(2, Length::Short, 0, move |_| sender.send(number).unwrap());
+            submit(&lanes, 2, Length::Short, 0, move |_| sender.send(number).unwrap());
         }
         let served: Vec<i32> = receiver.iter().take(10).collect();
         assert_eq!(served, (0..10).collect::<Vec<_>>());
@@ -534,7 +595,7 @@ mod tests {
             let (sender, receiver) = mpsc::channel();
             for number in 0..10 {
                 let sender = sender.clone();
-                lanes.queue().submit(0, Length::Short, 0, move |_| sender.send(number).unwrap());
+                submit(&lanes, 0, Length::Short, 0, move |_| sender.send(number).unwrap());
             }
             let served: Vec<i32> = receiver.iter().take(10).collect();
             assert!((0..10).all(|number| served.contains(&number)));
@@ -546,11 +607,11 @@ mod tests {
     }
 
     #[test]
-    fn long_and_short_jobs_begin_in_their_order() {
+    fn long_and_short_jobs_of_different_connections_begin_in_their_order() {
         let lanes = lanes(1, 1);
         let (started, (sender, receiver)) = (Arc::new(Barrier::new(2)), mpsc::channel());
         let start = Arc::clone(&started);
-        lanes.queue().submit(0, Length::Short, 0, move |_| {
+        submit(&lanes, 0, Length::Short, 0, move |_| {
             start.wait();
             start.wait();
         });
@@ -558,10 +619,64 @@ mod tests {
         let [short, long] = [Length::Short, Length::Long];
         for (number, length) in [long, short, short, long, long, short].into_iter().enumerate() {
             let sender = sender.clone();
-            lanes.queue().submit(0, length, 0, move |_| sender.send(number).unwrap());
+            submit(&lanes, 0, length, 0, move |_| sender.send(number).unwrap());
         }
         started.wait();
         assert_eq!(receiver.iter().take(6).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_job_waits_for_as_many_jobs_of_each_other_connection_as_of_its_own() {
+        let mut random = Random::of_test(29);
+        for _ in 0..200 {
+            let accounts: Vec<Account> = (0..random.within(1..=8)).map(|_| Account::default()).collect();
+            // By account: jobs that wait, each with the number of jobs that each account has begun when it came.
+            let mut waiting: Vec<VecDeque<Vec<usize>>> = vec![VecDeque::new(); accounts.len()];
+            let mut begun = vec![0; accounts.len()];
+            let (mut turns, mut turn) = (Turns::default(), 0);
+            for _ in 0..300 {
+                turn += 1;
+                if random.one_in(2) {
+                    // A few send most jobs.
+                    let at = random.length(accounts.len() - 1);
+                    let job =
+                        Job { account: accounts[at].clone(), length: Length::Long, bytes: at, work: Box::new(|_| ()) };
+                    turns.push(turn, job);
+                    waiting[at].push_back(begun.clone());
+                } else if let Some(Job { bytes: at, .. }) = turns.pop(turn) {
+                    let before = waiting[at].pop_front().expect("a job that was pushed");
+                    let own = begun[at] - before[at] + 1;
+                    let others = begun.iter().zip(&before).map(|(now, then)| now - then);
+                    assert!(others.clone().all(|of_other| of_other <= own), "{own}: {:?}", others.collect::<Vec<_>>());
+                    begun[at] += 1;
+                }
+                assert_eq!(turns.len, waiting.iter().map(VecDeque::len).sum::<usize>());
+                assert_eq!(turns.more.len(), waiting.iter().filter(|jobs| !jobs.is_empty()).count());
+            }
+            while let Some(Job { bytes: at, .. }) = turns.pop(turn) {
+                waiting[at].pop_front().unwrap();
+            }
+            assert!(turns.more.is_empty() && waiting.iter().all(VecDeque::is_empty), "no job is lost");
+        }
+    }
+
+    #[test]
+    fn long_jobs_of_a_connection_do_not_go_before_a_short_one_of_another() {
+        let lanes = lanes(1, 1);
+        let gate = Arc::<(Mutex<bool>, Condvar)>::default();
+        block(&lanes, 0, Length::Short, &gate);
+        until(&lanes, |counters| (counters.running_jobs, counters.queued_jobs) == (1, 0));
+        let (sender, receiver) = mpsc::channel();
+        let [flooding, other] = [(); 2].map(|()| Account::default());
+        let jobs = (0..100).map(|_| (&flooding, Length::Long)).chain([(&other, Length::Short)]);
+        for (number, (account, length)) in jobs.enumerate() {
+            let sender = sender.clone();
+            lanes.queue().submit(account.clone(), 0, length, 0, move |_| sender.send(number).unwrap());
+        }
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        assert_eq!(receiver.iter().take(3).collect::<Vec<_>>(), [0, 100, 1]);
+        until(&lanes, |counters| counters.done == 102);
     }
 
     #[test]
@@ -576,7 +691,7 @@ mod tests {
         let lanes = lanes(1, 2);
         let started = Arc::new(Barrier::new(2));
         let start = Arc::clone(&started);
-        lanes.queue().submit(0, Length::Short, 0, move |_| {
+        submit(&lanes, 0, Length::Short, 0, move |_| {
             start.wait();
             start.wait();
         });
@@ -584,7 +699,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         for job in [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5)] {
             let sender = sender.clone();
-            lanes.queue().submit(job.0, Length::Short, 0, move |_| sender.send(job.1).unwrap());
+            submit(&lanes, job.0, Length::Short, 0, move |_| sender.send(job.1).unwrap());
         }
         started.wait();
         assert_eq!(receiver.iter().take(5).collect::<Vec<_>>(), [4, 1, 5, 2, 3]);
@@ -596,17 +711,17 @@ mod tests {
         let gate = Arc::new(Barrier::new(2));
         let (held, started) = (Arc::clone(&gate), Arc::new(Barrier::new(2)));
         let start = Arc::clone(&started);
-        lanes.queue().submit(0, Length::Short, 0, move |_| {
+        submit(&lanes, 0, Length::Short, 0, move |_| {
             start.wait();
             held.wait();
         });
         started.wait();
         let dropped = Arc::new(());
         let captured = Arc::clone(&dropped);
-        lanes.queue().submit(0, Length::Short, 10, move |_| drop(captured));
+        submit(&lanes, 0, Length::Short, 10, move |_| drop(captured));
         assert_eq!(lanes.close(Instant::now()), 1);
         assert_eq!(Arc::strong_count(&dropped), 1);
-        lanes.queue().submit(0, Length::Short, 0, |_| panic!("runs after the end"));
+        submit(&lanes, 0, Length::Short, 0, |_| panic!("runs after the end"));
         gate.wait();
         drop(lanes);
     }

@@ -1,12 +1,13 @@
 //! Syncs on separate threads, so that a slow disk blocks only the operations that wait for it.
 //!
 //! Operations on the same object share a sync that begins after all their changes. Operations that arrive during a sync share
-//! the next one.
+//! the next one. Connections take turns on the threads: a sync begins at the turn of any connection that waits for it.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::account::Account;
 use crate::error::FsError;
 use crate::handle::Handle;
 use crate::lane::Lane;
@@ -22,6 +23,7 @@ type Then = Box<dyn FnOnce(&Lane, Result<(), FsError>) + Send>;
 /// A waiting operation.
 struct Waiter {
     fs: Arc<Fs>,
+    account: Account,
     debt: Debt,
     /// Syncs after that of `debt`, the next one last.
     more: Vec<Debt>,
@@ -37,10 +39,16 @@ pub(crate) struct Syncs {
 
 #[derive(Default)]
 struct Waiting {
-    /// A key without waiters has a sync in progress.
-    by_key: HashMap<Key, Vec<Waiter>>,
+    by_key: HashMap<Key, Object>,
     count: usize,
     bytes: usize,
+}
+
+/// An object with waiters or a sync in progress.
+#[derive(Default)]
+struct Object {
+    waiters: Vec<Waiter>,
+    is_syncing: bool,
 }
 
 impl fmt::Debug for Syncs {
@@ -65,16 +73,23 @@ impl Syncs {
     }
 
     /// Makes syncs one after the other; `then` gets the first failure. `bytes`: memory that `then` holds.
-    pub(crate) fn submit(self: &Arc<Self>, fs: &Arc<Fs>, mut owed: Vec<Debt>, bytes: usize, then: Then) {
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        fs: &Arc<Fs>,
+        account: &Account,
+        mut owed: Vec<Debt>,
+        bytes: usize,
+        then: Then,
+    ) {
         owed.reverse();
         if let Some(debt) = owed.pop() {
-            self.enqueue(Waiter { fs: Arc::clone(fs), debt, more: owed, bytes, then });
+            self.enqueue(Waiter { fs: Arc::clone(fs), account: account.clone(), debt, more: owed, bytes, then });
         }
     }
 
     /// Makes syncs without a waiting operation, each by itself.
-    pub(crate) fn submit_others(self: &Arc<Self>, fs: &Arc<Fs>, owed: Vec<Debt>) {
-        owed.into_iter().for_each(|debt| self.submit(fs, vec![debt], 0, Box::new(|_, _| ())));
+    pub(crate) fn submit_others(self: &Arc<Self>, fs: &Arc<Fs>, account: &Account, owed: Vec<Debt>) {
+        owed.into_iter().for_each(|debt| self.submit(fs, account, vec![debt], 0, Box::new(|_, _| ())));
     }
 
     /// Drops the waiting operations. Called after the threads have ended.
@@ -86,22 +101,25 @@ impl Syncs {
 
     fn enqueue(self: &Arc<Self>, waiter: Waiter) {
         let key = (waiter.debt.handle.clone(), matches!(waiter.debt.what, What::Names));
-        let share = waiter.fs.share_of(&key.0);
+        let (share, account) = (waiter.fs.share_of(&key.0), waiter.account.clone());
         let mut waiting = self.lock();
         waiting.count += 1;
         waiting.bytes += waiter.bytes;
-        if let Some(waiters) = waiting.by_key.get_mut(&key) {
-            waiters.push(waiter);
-            return;
-        }
-        waiting.by_key.insert(key.clone(), vec![waiter]);
+        let object = waiting.by_key.entry(key.clone()).or_default();
+        // A sync in progress begins the next one.
+        let is_begun =
+            object.is_syncing || object.waiters.last().is_some_and(|last| last.account.number() == account.number());
+        object.waiters.push(waiter);
         drop(waiting);
-        self.begin(share, key);
+        if !is_begun {
+            self.begin(share, key, account);
+        }
     }
 
-    fn begin(self: &Arc<Self>, share: usize, key: Key) {
+    /// Has a thread sync an object at the turn of this account, unless another has begun by then.
+    fn begin(self: &Arc<Self>, share: usize, key: Key, account: Account) {
         let (syncs, of) = (Arc::clone(self), key.clone());
-        if !self.queue.submit(share, Length::Short, 0, move |lane| syncs.sync(share, &of, lane)) {
+        if !self.queue.submit(account, share, Length::Short, 0, move |lane| syncs.sync(share, &of, lane)) {
             let dropped = self.lock().by_key.remove(&key);
             drop(dropped);
         }
@@ -111,7 +129,10 @@ impl Syncs {
     fn sync(self: &Arc<Self>, share: usize, key: &Key, lane: &Lane) {
         let batch = {
             let mut waiting = self.lock();
-            let batch = waiting.by_key.get_mut(key).map(std::mem::take).unwrap_or_default();
+            let object = waiting.by_key.get_mut(key).filter(|object| !object.is_syncing);
+            let Some(Object { waiters, is_syncing }) = object else { return };
+            *is_syncing = true;
+            let batch = std::mem::take(waiters);
             waiting.count -= batch.len();
             waiting.bytes -= batch.iter().map(|waiter| waiter.bytes).sum::<usize>();
             batch
@@ -119,14 +140,14 @@ impl Syncs {
         // Also after a panic.
         let _next = Next { syncs: self, share, key };
         let mut joint = None;
-        for Waiter { fs, debt, mut more, bytes, then } in batch {
+        for Waiter { fs, account, debt, mut more, bytes, then } in batch {
             let paid = match debt.what {
                 // `Written` checks if a sync has covered it; `Opened` learns of losses by its own descriptor.
                 What::Written(_) | What::Opened { .. } => fs.pay(lane, &debt),
                 What::Names | What::Content => *joint.get_or_insert_with(|| fs.pay(lane, &debt)),
             };
             match more.pop().filter(|_| paid.is_ok()) {
-                Some(debt) => self.enqueue(Waiter { fs, debt, more, bytes, then }),
+                Some(debt) => self.enqueue(Waiter { fs, account, debt, more, bytes, then }),
                 None => then(lane, paid),
             }
         }
@@ -143,15 +164,15 @@ struct Next<'a> {
 impl Drop for Next<'_> {
     fn drop(&mut self) {
         let mut waiting = self.syncs.lock();
-        if waiting.by_key.get(self.key).is_some_and(Vec::is_empty) {
+        let Some(object) = waiting.by_key.get_mut(self.key) else { return };
+        object.is_syncing = false;
+        let mut accounts: Vec<Account> = object.waiters.iter().map(|waiter| waiter.account.clone()).collect();
+        if accounts.is_empty() {
             waiting.by_key.remove(self.key);
-            return;
         }
-        let has_more = waiting.by_key.contains_key(self.key);
         drop(waiting);
-        if has_more {
-            self.syncs.begin(self.share, self.key.clone());
-        }
+        accounts.dedup_by_key(|account| account.number());
+        accounts.into_iter().for_each(|account| self.syncs.begin(self.share, self.key.clone(), account));
     }
 }
 
@@ -167,11 +188,11 @@ impl Lane {
     ) {
         match self.syncs() {
             Some(syncs) => {
-                syncs.submit_others(fs, owed.others);
+                syncs.submit_others(fs, &self.account, owed.others);
                 if owed.own.is_empty() {
                     then(self, Ok(()));
                 } else {
-                    syncs.submit(fs, owed.own, bytes, Box::new(then));
+                    syncs.submit(fs, &self.account, owed.own, bytes, Box::new(then));
                 }
             }
             None => then(self, fs.settle_owed(self, &owed)),
@@ -300,6 +321,45 @@ mod tests {
         }
         served.until(|counters| (counters.queued_syncs, counters.queued_bytes) == (0, 0));
         assert_eq!(std::fs::read(served.folder.path("data/slow")).unwrap(), b"text");
+    }
+
+    #[test]
+    fn connections_take_turns_on_the_sync_threads_and_share_syncs() {
+        let served = Served::new(1);
+        let slow = done(&served.create("slow"));
+        done(&served.write(&slow, Stable::Unstable));
+        let files = ["a", "b", "c", "d"].map(|name| (name, done(&served.create(name))));
+        let [flooding, other] = [(); 2].map(|()| Account::default());
+        let (sender, order) = channel();
+        // A change of attributes, whose sync is that of the file.
+        let change = |account: &Account, who: &'static str, at: usize| {
+            let (fs, sender, (name, file)) = (Arc::clone(&served.fs), sender.clone(), files[at].clone());
+            served.lanes.submit_for(account, 0, Length::Short, 0, move |lane| {
+                let to = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+                let (changed, owed) = lane.owing(|lane| fs.setattr_by_name(lane, &root_user(), &file, &to).result);
+                changed.unwrap();
+                lane.settle(&fs, owed, 0, move |_, settled| sender.send((who, name, settled)).unwrap());
+            });
+        };
+        let write = served.fs.uncommitted.hang(&slow, || {
+            let write = hanging_write(&served, &slow);
+            (0..4).for_each(|at| change(&flooding, "flooding", at));
+            served.until(|counters| counters.queued_syncs == 4);
+            [3, 1].into_iter().for_each(|at| change(&other, "other", at));
+            served.until(|counters| counters.queued_syncs == 6);
+            write
+        });
+        done(&write);
+        let order: Vec<_> = order.iter().take(6).map(|(who, name, settled)| (who, name, settled.is_ok())).collect();
+        let wanted = [
+            ("flooding", "a"),
+            ("flooding", "d"),
+            ("other", "d"),
+            ("flooding", "b"),
+            ("other", "b"),
+            ("flooding", "c"),
+        ];
+        assert_eq!(order, wanted.map(|(who, name)| (who, name, true)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::Peer;
-use ksf_fs::WarmShare;
+use ksf_fs::{Account, WarmShare};
 
 use crate::drc::Origin;
 use crate::program::sender_of;
@@ -106,6 +106,8 @@ impl Cells {
 pub struct Connection {
     pub(crate) origin: Origin,
     pub(crate) client: Arc<Cells>,
+    /// Its turn on the lanes.
+    pub(crate) account: Account,
     /// Use of its share of a turn of the shard.
     pub(crate) share: WarmShare,
 }
@@ -136,7 +138,7 @@ impl Activity {
             Peer::Udp(_) => Arc::new(Cells { connections: AtomicU64::new(1), ..Cells::default() }),
             peer => self.cells(Client::of(sender_of(*peer).ip())),
         };
-        Connection { origin: Origin::new(), client, share: WarmShare::default() }
+        Connection { origin: Origin::new(), client, account: Account::default(), share: WarmShare::default() }
     }
 
     /// The counters of a client that connects.

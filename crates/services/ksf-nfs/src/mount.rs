@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ksf::Peer;
-use ksf_fs::{Credential as Caller, ErrorKind, Exported, FileType, Handle, Lane, Lanes, Length};
+use ksf_fs::{Account, Credential as Caller, ErrorKind, Exported, FileType, Handle, Lane, Lanes, Length};
 use ksf_proto::oncrpc::flavor;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcReply};
@@ -89,7 +89,7 @@ pub(crate) struct MountProgram {
 }
 
 impl MountProgram {
-    fn mount(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+    fn mount(&self, account: &Account, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let path = match read_path(call.args) {
             Ok(path) => path,
             Err(error) => return reply.error(error),
@@ -115,11 +115,12 @@ impl MountProgram {
             });
         }
         let caller = caller_of(&call.credential);
-        let (core, lanes) = (Arc::clone(&self.core), Arc::clone(&self.lanes));
+        let (core, lanes, account) = (Arc::clone(&self.core), Arc::clone(&self.lanes), account.clone());
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
         let top = root.clone();
         self.core.fs.look_up_groups(caller, &top, move |caller| {
-            lanes.submit(core.fs.share_of(&root), Length::Short, path_bytes(&below), move |lane| {
+            let share = core.fs.share_of(&root);
+            lanes.submit_for(&account, share, Length::Short, path_bytes(&below), move |lane| {
                 let caller = caller.map_err(|error| mount_status(error.kind()));
                 let found = caller.and_then(|caller| descend(&core, lane, &caller, root, &below));
                 if found.is_ok() {
@@ -140,11 +141,11 @@ impl MountProgram {
 
 impl MountProgram {
     /// Answers a call.
-    pub(crate) fn call(&self, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
+    pub(crate) fn call(&self, account: &Account, call: &RpcCall<'_>, reply: RpcReply<'_>) -> Answered {
         let ip = sender_of(call.peer()).ip();
         match call.procedure {
             NULL => reply.void(),
-            MNT => self.mount(call, reply),
+            MNT => self.mount(account, call, reply),
             DUMP => list(call, reply, |out| {
                 for (ip, path) in self.core.mounts.lock().iter() {
                     out.put_bool(true);

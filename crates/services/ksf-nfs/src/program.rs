@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender, WarmTurn};
+use ksf_fs::{Account, Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender, WarmTurn};
 use ksf_proto::oncrpc::{Call, Credential, MOUNT_PROGRAM, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
@@ -166,11 +166,12 @@ impl NfsProgram {
         let ending = Ending { core, client, procedure, way, ticket, started };
         // What waits is in the budgets of connection and shard, at which no further request is taken.
         if has_groups {
-            to_lane(&self.lanes, ending, caller, request);
+            to_lane(&self.lanes, &connection.account, ending, caller, request);
         } else {
             let (handle, lanes) = (request.handles().0.clone(), Arc::clone(&self.lanes));
+            let account = connection.account.clone();
             self.core.fs.look_up_groups(caller, &handle, move |caller| match caller {
-                Ok(caller) => to_lane(&lanes, ending, caller, request),
+                Ok(caller) => to_lane(&lanes, &account, ending, caller, request),
                 Err(error) => {
                     let (mut results, status) = (Vec::new(), status_of(error));
                     put_not_begun(&mut results, procedure, status);
@@ -182,10 +183,10 @@ impl NfsProgram {
     }
 }
 
-fn to_lane(lanes: &Lanes, ending: Ending, caller: Caller, request: Request) {
+fn to_lane(lanes: &Lanes, account: &Account, ending: Ending, caller: Caller, request: Request) {
     let share = ending.core.fs.share_of(request.handles().0);
     let length = if ending.procedure.is_long() { Length::Long } else { Length::Short };
-    lanes.submit(share, length, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
+    lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
 }
 
 /// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.

@@ -68,7 +68,7 @@ impl Service for NfsService {
 
     fn call(&self, turn: &mut WarmTurn, connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
         self.programs.call(message, reply, |call, reply| match call.program {
-            MOUNT_PROGRAM => self.mount.call(call, reply),
+            MOUNT_PROGRAM => self.mount.call(&connection.account, call, reply),
             _ => self.nfs.call(turn, connection, call, reply),
         });
     }

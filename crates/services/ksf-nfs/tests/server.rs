@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, write_args};
+use crate::common::{
+    Attr, Client, OK, Place, Wcc, handle, hold_lanes, made, mode, named, read_args, split, write_args,
+};
 use ksf::engine::EngineKind;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
 use ksf_nfs::{ClientCounts, ExportSettings, Procedure};
@@ -510,6 +512,44 @@ fn there_is_no_program_for_locks() {
         let (status, results) = client.ask(100_021, version, 2, &words(&[0, 1, 2, 3]));
         assert_eq!((status, results), (ReplyStatus::Accepted(Accepted::ProgUnavail), Vec::new()), "version {version}");
     }
+    serving.stop();
+}
+
+/// The READ shows the WRITEs that were carried out before it on the only free lane.
+#[test]
+fn a_call_waits_for_one_call_of_each_connection_that_floods_the_lanes() {
+    const FLOODING: usize = 5;
+    const CALLS: usize = 60;
+    /// More than a shard reads without a lane.
+    const BYTES: usize = 80_000;
+    let place = Place::new();
+    fs::write(place.path("file"), vec![0; BYTES]).unwrap();
+    let serving = place.serve();
+    let mut other = serving.client();
+    let root = other.mnt(&place.path("")).unwrap();
+    let file = other.lookup(&root, "file");
+    let mut flooding: Vec<Client> = (0..FLOODING).map(|_| serving.client()).collect();
+    let files = serving.nfs.files();
+    let mut holds = hold_lanes(files);
+    let wait_for = |jobs| wait_until("calls wait", || files.lane_counters().queued_jobs == jobs);
+    for (number, at) in (0..CALLS).flat_map(|number| (0..FLOODING).map(move |at| (number, at))) {
+        let client = &mut flooding[at];
+        // A call of another client is no second try of one with its xid.
+        client.xid = (1000 + FLOODING * number + at) as u32;
+        client.send(NFS_PROGRAM, 3, 7, &write_args(&file, client.xid.into(), 0, b"f"));
+    }
+    wait_for(FLOODING * CALLS);
+    other.send(NFS_PROGRAM, 3, 6, &read_args(&file, 0, BYTES as u32));
+    wait_for(FLOODING * CALLS + 1);
+    drop(holds.pop());
+    let (status, rest) = split(&other.receive().2);
+    assert_eq!(status, OK);
+    let written = rest[rest.len() - BYTES..].iter().filter(|byte| **byte == b'f').count();
+    assert!(written <= FLOODING, "{written} calls of others were carried out before it");
+    for client in &mut flooding {
+        (0..CALLS).for_each(|_| assert_eq!(split(&client.receive().2).0, OK));
+    }
+    drop(holds);
     serving.stop();
 }
 

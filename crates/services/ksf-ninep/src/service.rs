@@ -11,7 +11,7 @@ use ksf::deferred::Deferred;
 use ksf::framing::{Endian, Framing, LengthPrefix};
 use ksf::pool::Chunk;
 use ksf::{Message, Order, Peer, Profile, Refused, Reply as Replies, Service, SessionState, Turn};
-use ksf_fs::{Credential, Lane, Lanes, LockRange, Owed, Sender, WarmTurn, XATTR_BYTES_MAX};
+use ksf_fs::{Account, Credential, Lane, Lanes, LockRange, Owed, Sender, WarmTurn, XATTR_BYTES_MAX};
 use ksf_proto::p9::{
     Data, Header, IO_HEAD_BYTES, NO_FID, NO_UID, P9Error, Qids, READ_HEAD_BYTES, Reply, Request, UNKNOWN_VERSION,
     UNLINK_DIRECTORY, VERSION, open_flag,
@@ -127,7 +127,7 @@ impl Service for NinepService {
             let work = work.with_open(file.clone());
             let way = reply.defer_for(FIXED_BYTES + work.value_bytes());
             let job = Job { core: Arc::clone(&self.core), way, asked };
-            return job.submit(&self.lanes, work);
+            return job.submit(&self.lanes, &session.account, work);
         }
         self.finish(session, asked, Done { answer, change }, reply);
         self.end(session, asked.tag, reply);
@@ -208,16 +208,19 @@ impl NinepService {
                 None => {
                     let changes = changed.filter(|_| work.changes_fid());
                     let bytes = self.reply_bytes_of(session, input.bytes) + work.value_bytes() + input.uncounted_bytes;
-                    self.job(session, asked, changes, reply.defer_for(bytes)).submit(&self.lanes, work);
+                    let job = self.job(session, asked, changes, reply.defer_for(bytes));
+                    job.submit(&self.lanes, &session.account, work);
                     (false, changes)
                 }
             },
             Ok(Next::Attach(caller, work)) => {
                 let job = self.job(session, asked, changed, reply.defer_for(FIXED_BYTES));
                 let (handle, lanes) = (work.handle().clone(), Arc::clone(&self.lanes));
+                let account = session.account.clone();
                 self.core.fs.look_up_groups(*caller, &handle, move |caller| match (caller, work) {
                     (Ok(caller), Work::Attach { id, root, names, .. }) => {
-                        job.submit(&lanes, Work::Attach { id, caller: Arc::new(caller), root, names });
+                        let work = Work::Attach { id, caller: Arc::new(caller), root, names };
+                        job.submit(&lanes, &account, work);
                     }
                     (caller, work) => {
                         let errno = caller.err().map_or(Errno::IO, Errno::from);
@@ -559,9 +562,9 @@ struct Ended {
 }
 
 impl Job {
-    fn submit(self, lanes: &Lanes, work: Work) {
+    fn submit(self, lanes: &Lanes, account: &Account, work: Work) {
         let share = self.core.fs.share_of(work.handle());
-        lanes.submit(share, work.length(), work.bytes(), move |lane| self.run(work, lane));
+        lanes.submit_for(account, share, work.length(), work.bytes(), move |lane| self.run(work, lane));
     }
 
     /// On the lane. What it leaves to be synced is synced elsewhere before it is answered.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::deferred::Deferred;
 use ksf::pool::Chunk;
-use ksf_fs::{Sender, WarmShare};
+use ksf_fs::{Account, Sender, WarmShare};
 
 use crate::fids::Fids;
 
@@ -52,6 +52,8 @@ pub struct Session {
     /// Greatest message, both ways; 0: there was no Tversion that was understood.
     pub(crate) msize: u32,
     pub(crate) fids: Fids,
+    /// Its turn on the lanes.
+    pub(crate) account: Account,
     /// What it has had done on the shard.
     pub(crate) share: WarmShare,
     /// Counts the sessions of the connection: what began in an earlier one is not answered any more.
@@ -68,6 +70,7 @@ impl Session {
             sender,
             msize: 0,
             fids: Fids::new(fids_max),
+            account: Account::default(),
             share: WarmShare::default(),
             number: 0,
             tags: HashMap::new(),

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Client, LANES, Place, ROOT, Serving};
+use crate::common::{Client, LANES, Place, ROOT, Serving, hold_lanes};
 use ksf::engine::EngineKind;
 use ksf_fs::Length;
 use ksf_proto::p9::{Data, GetLock, HEADER_BYTES, Header, Lock, NO_TAG, Names, Reply, Request, SetStat, VERSION};
@@ -20,6 +20,7 @@ const RVERSION: u8 = 101;
 const RFLUSH: u8 = 109;
 const RWALK: u8 = 111;
 const RREAD: u8 = 117;
+const RWRITE: u8 = 119;
 const RCLUNK: u8 = 121;
 
 /// A server with a file, and a client that has it open as fid 1.
@@ -379,6 +380,42 @@ fn a_request_that_waits_holds_up_no_other_of_its_connection() {
     serving.stop();
 }
 
+/// Each request appends a byte to one file: the file has them in the order in which the only free lane carried them out.
+#[test]
+fn a_request_waits_for_one_request_of_each_connection_that_floods_the_lanes() {
+    const FLOODING: usize = 5;
+    const REQUESTS: u16 = 60;
+    let place = Place::new();
+    fs::write(place.path("log"), "").unwrap();
+    let serving = place.serve();
+    let appending = || {
+        let mut client = serving.client();
+        client.open(1, "log", (libc::O_WRONLY | libc::O_APPEND) as u32).unwrap();
+        client
+    };
+    let append = |byte| Request::Write { fid: 1, offset: 0, data: Data(byte) };
+    let (mut flooding, mut other): (Vec<Client>, _) = ((0..FLOODING).map(|_| appending()).collect(), appending());
+    let files = serving.ninep.files();
+    let mut holds = hold_lanes(files);
+    let wait_for = |jobs| ksf_test::wait_until("requests wait", || files.lane_counters().queued_jobs == jobs);
+    let flood = FLOODING * usize::from(REQUESTS);
+    flooding.iter_mut().for_each(|client| (0..REQUESTS).for_each(|tag| client.send(tag, append(b"f"))));
+    wait_for(flood);
+    other.send(1, append(b"o"));
+    wait_for(flood + 1);
+    drop(holds.pop());
+    assert_eq!(other.next(), (1, RWRITE));
+    for client in &mut flooding {
+        (0..REQUESTS).for_each(|_| assert_eq!(client.next().1, RWRITE));
+    }
+    let log = fs::read(place.path("log")).unwrap();
+    let before = log.iter().position(|byte| *byte == b'o').unwrap();
+    assert!(before <= FLOODING, "{before} requests of others were carried out before it");
+    assert_eq!(log.len(), flood + 1);
+    drop(holds);
+    serving.stop();
+}
+
 #[test]
 fn requests_for_extended_attributes_in_flight_are_bounded_by_the_values_they_may_get() {
     const REQUESTS: u16 = 500;
@@ -388,13 +425,7 @@ fn requests_for_extended_attributes_in_flight_are_bounded_by_the_values_they_may
     let serving = place.serve_with(EngineKind::Epoll, vec![place.export()], 1000);
     let (mut client, mut other) = (serving.client(), serving.client());
     let files = serving.ninep.files();
-    let (hold, held) = channel::<()>();
-    let held = Arc::new(Mutex::new(held));
-    for _ in 0..LANES {
-        let held = Arc::clone(&held);
-        files.lanes.submit(0, Length::Short, 0, move |_| assert!(held.lock().unwrap().recv().is_err()));
-    }
-    ksf_test::wait_until("all lanes are held", || files.lane_counters().running_jobs == LANES);
+    let holds = hold_lanes(files);
     for tag in 0..REQUESTS {
         client.send(tag, Request::Xattrwalk { fid: ROOT, newfid: 1 + u32::from(tag), name: b"" });
     }
@@ -404,7 +435,7 @@ fn requests_for_extended_attributes_in_flight_are_bounded_by_the_values_they_may
         other.does(Request::Flush { oldtag: 99 }).unwrap();
     }
     let queued = files.lane_counters().queued_jobs;
-    drop(hold);
+    drop(holds);
     let mut seen = vec![false; usize::from(REQUESTS)];
     for _ in 0..REQUESTS {
         let (tag, kind) = client.next();

@@ -1,12 +1,13 @@
 //! What tests of all file servers need: exports in a folder, and a server whose end waits for no client. `ksf-ninep` has this file, too.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf::server::{Builder, Server};
-use ksf_fs::{Clients, ExportOptions, ExportSettings, FileSettings, FsOptions, LaneOptions, Squash};
-use ksf_test::Folder;
+use ksf_fs::{Clients, ExportOptions, ExportSettings, FileSettings, Files, FsOptions, LaneOptions, Length, Squash};
+use ksf_test::{Folder, wait_until};
 
 /// Lanes of a server.
 pub(crate) const LANES: usize = 4;
@@ -46,6 +47,18 @@ impl Place {
         let (state, lanes) = (self.folder.path("state"), LaneOptions { threads: LANES });
         FileSettings { exports, state, lanes, fs: FsOptions::default() }
     }
+}
+
+/// Holds all lanes. Each serves requests again when its sender is dropped.
+pub(crate) fn hold_lanes(files: &Files) -> Vec<Sender<()>> {
+    let holds = (0..LANES).map(|_| {
+        let (hold, held) = channel();
+        files.lanes.submit(0, Length::Short, 0, move |_| assert!(held.recv().is_err()));
+        hold
+    });
+    let holds = holds.collect();
+    wait_until("all lanes are held", || files.lane_counters().running_jobs == LANES);
+    holds
 }
 
 /// A server that does not wait for the clients of a test to close: they are in its thread, and would keep it for the second of

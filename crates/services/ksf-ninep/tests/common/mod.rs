@@ -17,7 +17,7 @@ use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, 
 use ksf_test::stream;
 
 pub(crate) use driven::{Answered, Driven, Shard};
-pub(crate) use place::{LANES, Place, server};
+pub(crate) use place::{LANES, Place, hold_lanes, server};
 
 /// Fids of a connection in these tests.
 pub(crate) const FIDS_MAX: usize = 64;
