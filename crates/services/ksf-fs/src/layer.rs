@@ -59,7 +59,8 @@ pub struct FsOptions {
     /// one more the oldest is synced. While twice as many wait for that, a write of yet another file is told to come later. At most
     /// an eighth of what the process may open. Default 1024.
     pub uncommitted_files_max: usize,
-    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. Default 65,536.
+    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. A connection has 8 of
+    /// half of them, and of the other half gets one more while it has fewer than are free. Default 65,536.
     pub open_files_max: usize,
 }
 

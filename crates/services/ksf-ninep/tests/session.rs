@@ -10,6 +10,7 @@ use crate::common::{Client, LANES, Place, ROOT, Serving, hold_lanes};
 use ksf::engine::EngineKind;
 use ksf_fs::Length;
 use ksf_proto::p9::{Data, GetLock, HEADER_BYTES, Header, Lock, NO_TAG, Names, Reply, Request, SetStat, VERSION};
+use ksf_test::effort;
 
 const RLERROR: u8 = 7;
 const RSTATFS: u8 = 9;
@@ -413,6 +414,52 @@ fn a_request_waits_for_one_request_of_each_connection_that_floods_the_lanes() {
     assert!(before <= FLOODING, "{before} requests of others were carried out before it");
     assert_eq!(log.len(), flood + 1);
     drop(holds);
+    serving.stop();
+}
+
+/// A hundred thousand Tlopen in a soak.
+#[test]
+fn connections_that_open_all_they_can_leave_files_to_others() {
+    const GREEDY: usize = 13;
+    const FIDS: u32 = 64;
+    const OPEN_MAX: usize = 256;
+    /// Every connection can open as many.
+    const RESERVED: usize = 8;
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let mut files = place.files(vec![place.export()]);
+    files.fs.open_files_max = OPEN_MAX;
+    let serving = place.serve_files(EngineKind::Epoll, files, FIDS as usize + 1);
+    let opens: Vec<_> = (1..=FIDS).map(|fid| (fid as u16, Request::Lopen { fid, flags: 0 })).collect();
+    let greedy = || {
+        let mut client = serving.client();
+        (1..=FIDS).for_each(|fid| drop(client.walk(ROOT, fid, "file").unwrap()));
+        (client, 0)
+    };
+    let opens_some = |client: &mut Client| {
+        (1..=RESERVED as u32).for_each(|fid| client.open(fid, "file", 0).unwrap());
+        (1..=RESERVED as u32).for_each(|fid| client.clunk(fid).unwrap());
+    };
+    let mut greedy: Vec<(Client, usize)> = (0..GREEDY).map(|_| greedy()).collect();
+    let (mut other, mut errors) = (serving.client(), BTreeSet::new());
+    for _ in 0..effort(20_000, 100_000) / (GREEDY * opens.len()) {
+        greedy.iter_mut().for_each(|(client, _)| send_together(client, &opens));
+        opens_some(&mut other);
+        for (client, opened) in &mut greedy {
+            for _ in &opens {
+                match Reply::parse(&client.receive().unwrap()).unwrap().1 {
+                    Reply::Lerror { ecode } => drop(errors.insert(ecode as i32)),
+                    _ => *opened += 1,
+                }
+            }
+        }
+    }
+    assert_eq!(errors, BTreeSet::from([libc::EINVAL, libc::EMFILE]), "fids are open, and a connection has its share");
+    let opened: Vec<usize> = greedy.iter().map(|(_, opened)| *opened).collect();
+    assert!(opened.iter().all(|opened| *opened >= RESERVED), "{opened:?}");
+    let open = serving.ninep.files().fs_counters().open_files;
+    assert!(open == opened.iter().sum() && open <= OPEN_MAX - RESERVED, "{open} are open: {opened:?}");
+    opens_some(&mut serving.client());
     serving.stop();
 }
 

@@ -14,6 +14,7 @@ use super::list::each_entry;
 use super::lock::{LockCounts, LockedRanges};
 use super::make::{Place, TRIES};
 use super::{FILE_SIZE_MAX, Stable};
+use crate::account::Account;
 use crate::attr::{Attr, Changed, FileType, Found, SetAttr};
 use crate::closing::Closer;
 use crate::credential::{Credential, Identity};
@@ -105,7 +106,7 @@ impl Drop for Locks {
 
 impl Descriptor {
     fn new(file: OwnedFd, handle: &Handle, slot: Slot) -> Self {
-        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(&slot.0) };
+        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(&slot.all) };
         Self { file, locks, _slot: slot }
     }
 }
@@ -124,40 +125,71 @@ impl Drop for Opened {
     }
 }
 
-/// Counts what is open for clients, who could leave no descriptors to others.
+/// Open files that the reserve has for each connection.
+const RESERVED: usize = 8;
+
+/// Where an open file counts.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// Half of all: a connection has at most [`RESERVED`] of it, so that a few connections cannot keep others from opening files.
+    Reserve,
+    /// The other half: a connection gets one more while it has fewer of it than are free.
+    Rest,
+}
+
+/// Number of open files in each [`Part`].
+pub(crate) type OpenCounts = [AtomicUsize; 2];
+
+/// Counts of what is open for clients, in all and, by [`Account::open_files`], for each connection.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
-    count: AtomicUsize,
-    max: usize,
+    counts: OpenCounts,
+    max: [usize; 2],
     locks: LockCounts,
 }
 
 impl OpenFiles {
     pub(crate) fn new(max: usize) -> Self {
-        Self { count: AtomicUsize::new(0), max, locks: LockCounts::default() }
+        Self { counts: OpenCounts::default(), max: [max / 2, max - max / 2], locks: LockCounts::default() }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// One more, or the error of a process that has none left.
-    fn take(self: &Arc<Self>) -> Result<Slot, FsError> {
-        let more = |count: usize| (count < self.max).then_some(count + 1);
-        match self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Slot(Arc::clone(self))),
-            Err(_) => Err(Errno::NFILE.into()),
+    /// One more for a connection. Like open(2), fails with EMFILE at the connection's limit and with ENFILE if none is free.
+    fn take(self: &Arc<Self>, account: &Account) -> Result<Slot, FsError> {
+        for part in [Part::Reserve, Part::Rest] {
+            let (count, own_count) = (&self.counts[part as usize], &account.open_files()[part as usize]);
+            // Counted first: other lanes open files for the connection, too.
+            let own = own_count.fetch_add(1, Ordering::Relaxed);
+            let may_have = |free: usize| match part {
+                Part::Reserve => own < RESERVED && free > 0,
+                Part::Rest => own < free,
+            };
+            let more = |taken: usize| may_have(self.max[part as usize] - taken).then_some(taken + 1);
+            if count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+                return Ok(Slot { all: Arc::clone(self), account: account.clone(), part });
+            }
+            own_count.fetch_sub(1, Ordering::Relaxed);
         }
+        let is_full = self.count() == self.max.iter().sum();
+        Err(if is_full { Errno::NFILE } else { Errno::MFILE }.into())
     }
 }
 
 /// One of [`OpenFiles`].
 #[derive(Debug)]
-struct Slot(Arc<OpenFiles>);
+struct Slot {
+    all: Arc<OpenFiles>,
+    account: Account,
+    part: Part,
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        self.account.open_files()[self.part as usize].fetch_sub(1, Ordering::Relaxed);
+        self.all.counts[self.part as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -229,7 +261,7 @@ impl Fs {
         let file_type = node.attr.file_type;
         check_type(file_type, how)?;
         let call = self.begin(lane, credential, handle, how.write || how.truncate)?;
-        let slot = self.open_files.take()?;
+        let slot = self.open_files.take(&lane.account)?;
         let changing = how.truncate.then(|| self.attrs.changing(handle));
         let opened = lane.as_caller(&call.caller, || self.reopen(&node.descriptor, how.flags()))?;
         drop(changing);
@@ -249,7 +281,7 @@ impl Fs {
         (mode, exclusive): (u32, bool),
         how: OpenHow,
     ) -> Changed<(OpenFile, Found)> {
-        let slot = match self.open_files.take() {
+        let slot = match self.open_files.take(&lane.account) {
             Ok(slot) => slot,
             Err(error) => return Changed::failed(error),
         };
@@ -449,6 +481,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
+    use ksf_test::Random;
+
     use super::*;
     use crate::common::Served;
     use crate::lanes::{LaneOptions, Lanes};
@@ -460,6 +494,67 @@ mod tests {
     impl Drop for Hangs {
         fn drop(&mut self) {
             self.0.recv().unwrap_err();
+        }
+    }
+
+    /// Opens as many files as the connection gets, and the error of the next one.
+    fn take_all(all: &Arc<OpenFiles>, account: &Account) -> (Vec<Slot>, i32) {
+        let mut slots = Vec::new();
+        loop {
+            match all.take(account) {
+                Ok(slot) => slots.push(slot),
+                Err(error) => return (slots, error.errno),
+            }
+        }
+    }
+
+    #[test]
+    fn connections_that_open_all_they_can_leave_files_to_others() {
+        let all = Arc::new(OpenFiles::new(1000));
+        let accounts: Vec<Account> = (0..100).map(|_| Account::default()).collect();
+        let mut taken: Vec<_> = accounts.iter().map(|account| take_all(&all, account)).collect();
+        let counts: Vec<_> = taken.iter().map(|(slots, _)| slots.len()).collect();
+        // Of the rest, each gets half of what is free; the reserve of 500 has 8 for each of 62.
+        assert_eq!(counts[..10], [8 + 250, 8 + 125, 8 + 63, 8 + 31, 8 + 16, 8 + 8, 8 + 4, 8 + 2, 8 + 1, 8]);
+        assert_eq!((counts[61], counts[62], counts[63]), (8, 4, 0));
+        assert_eq!((taken[0].1, taken[99].1), (libc::EMFILE, libc::ENFILE));
+        assert_eq!(all.count(), 1000);
+        // A connection that ends gives back what it had.
+        drop(taken.swap_remove(0));
+        assert_eq!(take_all(&all, &accounts[99]).0.len(), 8 + 125);
+        drop(taken);
+        assert_eq!(all.count(), 0);
+        assert!(accounts.iter().flat_map(Account::open_files).all(|count| count.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn open_files_of_random_connections_stay_within_their_shares() {
+        const MAX: usize = 200;
+        let (mut random, all) = (Random::of_test(5), Arc::new(OpenFiles::new(MAX)));
+        let accounts: Vec<Account> = (0..20).map(|_| Account::default()).collect();
+        let mut open: Vec<Vec<Slot>> = accounts.iter().map(|_| Vec::new()).collect();
+        for _ in 0..20_000 {
+            // A few open most files.
+            let at = random.length(accounts.len() - 1);
+            if random.one_in(3) {
+                open[at].pop();
+                continue;
+            }
+            let of_part =
+                |slots: &Vec<Slot>, part| slots.iter().filter(|slot| slot.part as usize == part as usize).count();
+            let free = |part| MAX / 2 - open.iter().map(|slots| of_part(slots, part)).sum::<usize>();
+            let own = |part| of_part(&open[at], part);
+            let from_reserve = own(Part::Reserve) < RESERVED && free(Part::Reserve) > 0;
+            let from_rest = own(Part::Rest) < free(Part::Rest);
+            let wanted = match free(Part::Reserve) + free(Part::Rest) {
+                _ if from_reserve || from_rest => 0,
+                0 => libc::ENFILE,
+                _ => libc::EMFILE,
+            };
+            let taken = all.take(&accounts[at]);
+            assert_eq!(taken.as_ref().err().map_or(0, |error| error.errno), wanted);
+            open[at].extend(taken);
+            assert_eq!(all.count(), open.iter().map(Vec::len).sum::<usize>());
         }
     }
 
