@@ -113,6 +113,19 @@ pub(crate) fn refuse_cachestat(errno: Errno) {
     refuse_call(SYS_CACHESTAT, errno);
 }
 
+/// Takes a lease on a file that is open here alone, or gives it back. The kernel reports a break of it by a signal that does nothing.
+#[cfg(test)]
+pub(crate) fn set_lease(file: &OwnedFd, kind: libc::c_int) {
+    /// asm-generic/fcntl.h; libc has it for musl alone.
+    const F_SETSIG: c_int = 10;
+    // SAFETY: neither command has an argument that is a pointer.
+    let is_set = unsafe {
+        libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
+            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) == 0
+    };
+    assert!(is_set, "{}", std::io::Error::last_os_error());
+}
+
 /// Has the kernel refuse this system call to this thread and to those that it starts.
 #[cfg(test)]
 pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
 use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
@@ -585,6 +585,23 @@ fn each_attach_has_its_user() {
         client.does(Request::Mkdir { dfid: fid, name, mode: 0o755, gid: NO_UID }).unwrap();
         assert_eq!(fs::metadata(place.path(std::str::from_utf8(name).unwrap())).unwrap().uid(), uid);
     }
+    serving.stop();
+}
+
+#[test]
+fn groups_of_an_attach_are_those_of_the_system() {
+    let Some(()) = root_or_skip("identities") else { return };
+    // daemon has group 1 on every system, and no message carries groups.
+    const DAEMON: u32 = 1;
+    let place = Place::new();
+    fs::write(place.path("file"), "text").unwrap();
+    chown(place.path("file"), None, Some(DAEMON)).unwrap();
+    fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o040)).unwrap();
+    let serving = place.serve();
+    let mut daemon = serving.user(DAEMON);
+    daemon.open(1, "file", 0).unwrap();
+    assert_eq!(daemon.read(1, 0, 10).unwrap(), b"text");
+    assert_eq!(serving.user(USER).open(1, "file", 0), Err(libc::EACCES), "a user that the system does not know");
     serving.stop();
 }
 

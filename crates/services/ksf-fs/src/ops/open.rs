@@ -485,8 +485,12 @@ mod tests {
 
     use super::*;
     use crate::common::Served;
+    use crate::credential::Squash;
+    use crate::export::ExportOptions;
     use crate::lanes::{LaneOptions, Lanes};
+    use crate::layer::FsOptions;
     use crate::pool::Length;
+    use crate::sys;
 
     /// Its drop hangs until the other end is dropped.
     struct Hangs(Receiver<()>);
@@ -556,6 +560,32 @@ mod tests {
             open[at].extend(taken);
             assert_eq!(all.count(), open.iter().map(Vec::len).sum::<usize>());
         }
+    }
+
+    #[test]
+    fn a_lease_of_a_local_program_holds_up_no_open() {
+        let folder = ksf_test::Folder::to_export();
+        let (data, state) = (folder.path("data"), folder.path("state"));
+        std::fs::create_dir(&data).unwrap();
+        std::fs::write(data.join("file"), "text").unwrap();
+        let mut fs = Fs::new(FsOptions::default()).unwrap();
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = fs.add_export(&data, &state, options).unwrap();
+        let open = || {
+            let (mut lane, user, root) = (Lane::attach().unwrap(), Credential::unix(0, 0, &[]), export.root());
+            let handle = fs.lookup(&mut lane, &user, root, b"file").result.unwrap().handle;
+            let opened = fs.open(&mut lane, &user, &handle, OpenHow::READ).map(drop);
+            let created =
+                fs.create_open(&mut lane, &user, root, b"file", (0o600, false), OpenHow::READ).result.map(drop);
+            [opened, created].map(|done| done.map_err(|error| error.errno))
+        };
+        // A lane is a thread of its own.
+        let opened = || std::thread::scope(|scope| scope.spawn(open).join().unwrap());
+        let local = OwnedFd::from(std::fs::File::options().read(true).write(true).open(data.join("file")).unwrap());
+        sys::set_lease(&local, libc::F_WRLCK);
+        assert_eq!(opened(), [Err(libc::EAGAIN); 2]);
+        sys::set_lease(&local, libc::F_UNLCK);
+        assert_eq!(opened(), [Ok(()); 2]);
     }
 
     #[test]
