@@ -76,8 +76,8 @@ pub(crate) fn set_address(value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Takes the secret of the lifetime memfd, which admits this process and its children whatever user they become. Called by
-/// the thread that asks.
+/// Sets the secret of the lifetime memfd, by which the holder admits this process and its children under any user. The caller
+/// has the lock of `process::Entered`, or is the constructor.
 pub(crate) fn set_secret(secret: [u8; 16]) {
     // SAFETY: only who asks reads the token, and one thread asks at a time; see `Address`.
     unsafe { (&raw mut (*ADDRESS.inner.get()).2).write(secret) };

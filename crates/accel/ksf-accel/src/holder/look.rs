@@ -160,7 +160,8 @@ impl Holder {
         waits
     }
 
-    /// Connections wait in these queues, and nobody is there to take them: resets them if that has been so for long.
+    /// Resets the connections of `queues`, which have no worker, when the listener has had such queues for
+    /// [`AccelOptions::abandoned_ms`](crate::AccelOptions::abandoned_ms).
     fn reset_abandoned(&mut self, index: usize, queues: &[usize], now: Instant) {
         let limit = Duration::from_millis(self.options.abandoned_ms.into());
         let listener = self.listener_mut(index);
