@@ -1,4 +1,4 @@
-//! What the server answers, compared with Redis.
+//! Replies of the server, compared with those of Redis.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -9,7 +9,7 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_test::{own_network, stream};
 
-/// What is asked, and what the answer is, in order.
+/// Commands in their order, each with its reply.
 const CONVERSATION: &[(&str, &str)] = &[
     ("PING", "+PONG"),
     ("SET greeting hello", "+OK"),
@@ -53,8 +53,7 @@ const CONVERSATION: &[(&str, &str)] = &[
     ("GETDEL short", "kept"),
 ];
 
-/// Bytes that are sent as they are, each on a connection of its own, and answered by this server and by Redis in the same
-/// way, up to the end of the connection.
+/// Raw bytes, each sent on a connection of its own. This server and Redis return the same bytes until the connection ends.
 const SAME_BYTES_AS_REDIS: &[&str] = &[
     "*01\r\n$4\r\nPING\r\n",
     "*+1\r\n$4\r\nPING\r\n",
@@ -90,7 +89,7 @@ const SAME_BYTES_AS_REDIS: &[&str] = &[
     "\r\n\nPING\r\n",
 ];
 
-/// What is asked of this server and of Redis, and answered by both in the same way.
+/// Commands to which this server and Redis return the same replies.
 const SAME_AS_REDIS: &[&str] = &[
     "SET text Hello-World",
     "GETRANGE text 0 4",
@@ -577,14 +576,14 @@ const SAME_AS_REDIS: &[&str] = &[
     "MULTI",
     "WATCH tx",
     "EXEC",
-    // The smallest number has no other sign.
+    // The smallest integer has no positive counterpart.
     "SADD drawn a",
     "SRANDMEMBER drawn -9223372036854775808",
     "SRANDMEMBER nothing -9223372036854775808",
     "HSET drawnh a 1",
     "HRANDFIELD drawnh -9223372036854775808",
     "SPOP drawn -1",
-    // Options that come again.
+    // Repeated options.
     "SET again v EX 10 EX 200",
     "TTL again",
     "SET again v EX 10 PX 10",
@@ -674,7 +673,7 @@ const SAME_AS_REDIS: &[&str] = &[
     "SCAN 0 COUNT 9223372036854775807 MATCH ends",
     "SCAN 18446744073709551615 COUNT 9223372036854775807 MATCH nothing",
     "DEL ends",
-    // What is looked at first: the key, its type, an argument or the options.
+    // The order of checks: the key, its type, an argument, the options.
     "DEL text h l s z wrong missing missing2",
     "SET text v",
     "HSET h f v",
@@ -904,7 +903,7 @@ const SAME_AS_REDIS: &[&str] = &[
     "KEYS",
 ];
 
-/// Texts of numbers with a fraction, each of which is tried wherever a command takes one.
+/// Texts of floating-point numbers, used wherever a command takes one.
 const FRACTIONS: [&str; 43] = [
     "1e400",
     "-1e400",
@@ -952,7 +951,7 @@ const FRACTIONS: [&str; 43] = [
 ];
 
 #[test]
-fn it_reads_fractions_as_redis_does() {
+fn fractions_are_read_as_in_redis() {
     own_network();
     let Some(mut redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -987,9 +986,9 @@ fn it_reads_fractions_as_redis_does() {
     serving.stop();
 }
 
-/// Names need not be texts.
+/// Names may be any bytes.
 #[test]
-fn it_names_unknown_commands_as_redis_does() {
+fn errors_name_unknown_commands_as_in_redis() {
     own_network();
     let Some(mut redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -1005,14 +1004,14 @@ fn it_names_unknown_commands_as_redis_does() {
         &[b"cluster", &name, b"x"],
     ];
     for words in questions {
-        let told = [told_raw(&mut client, words), told_raw(&mut redis.client, words)];
+        let told = [first_line_of(&mut client, words), first_line_of(&mut redis.client, words)];
         assert_eq!(told[0].escape_ascii().to_string(), told[1].escape_ascii().to_string(), "{words:?}");
     }
     serving.stop();
 }
 
-/// The line of the reply to these words.
-fn told_raw<S: Read + Write>(client: &mut Client<S>, words: &[&[u8]]) -> Vec<u8> {
+/// Sends a command of these words. Returns the first line of the reply.
+fn first_line_of<S: Read + Write>(client: &mut Client<S>, words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
         bytes.extend_from_slice(&[format!("${}\r\n", word.len()).as_bytes(), word, b"\r\n"].concat());
@@ -1023,7 +1022,7 @@ fn told_raw<S: Read + Write>(client: &mut Client<S>, words: &[&[u8]]) -> Vec<u8>
     line
 }
 
-/// Commands of which somebody else may see that they touched a key.
+/// Commands that may invalidate a watched key.
 const TOUCHING: &[&str] = &[
     "SMOVE a b m",
     "SMOVE b a m",
@@ -1223,7 +1222,7 @@ const TOUCHING: &[&str] = &[
     "SET none 1;EXPIRE none -1",
 ];
 
-/// Keys that are watched, each with the commands that make it before.
+/// Watched keys, each with the commands that create it.
 const KEYS: [(&str, &str); 12] = [
     ("a", "SADD a m x"),
     ("b", "SADD b m y"),
@@ -1239,9 +1238,9 @@ const KEYS: [(&str, &str); 12] = [
     ("none", ""),
 ];
 
-/// A transaction is not carried out when a key that it watches was touched: also one that was made and removed meanwhile.
+/// `EXEC` returns null after a command that touched a watched key, also one that was created and removed since `WATCH`.
 #[test]
-fn a_watched_key_is_touched_by_what_touches_it_in_redis() {
+fn watched_keys_are_touched_by_the_same_commands_as_in_redis() {
     own_network();
     let Some(redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -1261,7 +1260,8 @@ fn a_watched_key_is_touched_by_what_touches_it_in_redis() {
     serving.stop();
 }
 
-/// What the first of the clients is told when it does this, and what `EXEC` tells of the others, each of which watches a key.
+/// Has the first client send commands while each other client watches a key. Returns its replies, and that of `EXEC` to each
+/// other client.
 fn touched<S: Read + Write>(clients: &mut [Client<S>], touching: &str) -> Vec<String> {
     let Some((other, watchers)) = clients.split_first_mut() else { return Vec::new() };
     other.ask("FLUSHALL");
@@ -1279,7 +1279,7 @@ fn touched<S: Read + Write>(clients: &mut [Client<S>], touching: &str) -> Vec<St
 }
 
 #[test]
-fn it_answers_what_redis_answers() {
+fn replies_are_those_of_redis() {
     own_network();
     let Some(mut redis) = Redis::start() else { return };
     let peer = &mut redis.client;
@@ -1289,7 +1289,7 @@ fn it_answers_what_redis_answers() {
     for version in ["2", "3"] {
         client.ask(&format!("HELLO {version}"));
         peer.ask(&format!("HELLO {version}"));
-        // Redis gives keys in the order of its hash.
+        // Redis returns keys in the order of its hash.
         let sorted = |question: &str, reply: String| {
             let mut words: Vec<&str> = reply.trim_matches(['[', ']']).split(' ').collect();
             words.sort_unstable();
@@ -1313,7 +1313,7 @@ fn it_answers_what_redis_answers() {
 }
 
 #[test]
-fn it_answers_as_redis_does_and_remembers() {
+fn conversation_is_remembered_after_a_restart() {
     own_network();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
@@ -1336,9 +1336,9 @@ fn it_answers_as_redis_does_and_remembers() {
     }
 }
 
-/// Sends bytes, ends that direction, and returns all that comes.
+/// Sends bytes and shuts that direction down. Returns all bytes of the peer.
 fn all_of<S: Read + Write>(mut stream: S, bytes: &[u8], shutdown: impl Fn(&S)) -> Vec<u8> {
-    // It may have ended the connection before it had all of them.
+    // The peer may close the connection before it has received all of them.
     let _ = stream.write_all(bytes);
     shutdown(&stream);
     let mut sent = Vec::new();
@@ -1347,7 +1347,7 @@ fn all_of<S: Read + Write>(mut stream: S, bytes: &[u8], shutdown: impl Fn(&S)) -
 }
 
 #[test]
-fn bytes_that_are_no_command_are_answered_as_by_redis() {
+fn malformed_commands_get_the_replies_of_redis() {
     own_network();
     let Some(redis) = Redis::start() else { return };
     let socket = redis.folder.path("redis");
@@ -1365,7 +1365,7 @@ fn bytes_that_are_no_command_are_answered_as_by_redis() {
     }
 }
 
-/// As many as Redis takes: the length of the command bounds them.
+/// The length of a command bounds its arguments, as in Redis, and not their number.
 #[test]
 fn command_with_more_than_a_million_arguments_is_carried_out() {
     const KEYS: usize = 1_050_000;

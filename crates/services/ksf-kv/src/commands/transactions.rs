@@ -1,7 +1,7 @@
-//! Transactions: commands that are carried out as one, which others see whole, and which is durable whole or not at all.
+//! Transactions (`MULTI`, `EXEC`, `WATCH`): atomic to other clients and on the medium.
 //!
-//! The leaves of all keys are locked, each command sees what those before it changed, and what they changed together is one
-//! append to the log.
+//! `EXEC` locks the leaves of all keys. Each command sees the changes of those before it. All changes together are one append
+//! to the log.
 
 use std::sync::Arc;
 
@@ -12,19 +12,20 @@ use ksf_store::work;
 use super::table::Asked;
 use super::{Call, Done, Failed, Result, Session, run};
 
-/// What a command or a watched key takes beside its bytes.
+/// Overhead in bytes of a queued command, of each of its arguments, and of a watched key.
 const EACH_BYTES: usize = 64;
-/// [Work](ksf_store::work) above which `EXEC` begins no further command, as all connections of the shard wait for it: some 50 ms.
+/// [Work](ksf_store::work) above which `EXEC` begins no further command: some 50 ms, in which all other connections of the shard
+/// wait.
 const EXEC_WORK_MAX: u64 = 1 << 20;
 
-/// What a connection keeps for its transactions.
+/// State of a connection's transaction.
 #[derive(Debug, Default)]
 pub(crate) struct Transaction {
     /// The commands since `MULTI`, each with its arguments.
     queue: Option<Vec<Vec<Vec<u8>>>>,
-    /// One of them was refused.
+    /// A command was refused: `EXEC` will fail.
     refused: bool,
-    /// What is watched, as it was seen.
+    /// Watched keys, with their state at `WATCH`.
     watched: Vec<(Vec<u8>, Seen)>,
     bytes: usize,
 }
@@ -35,12 +36,12 @@ impl Transaction {
         self.queue.is_some()
     }
 
-    /// The commands that wait for `EXEC`, each with its arguments; `None`: it is not open.
+    /// Commands queued for `EXEC`, each with its arguments; `None` without `MULTI`.
     pub(crate) fn queued(&self) -> Option<&[Vec<Vec<u8>>]> {
         self.queue.as_deref()
     }
 
-    /// A command was refused: the transaction will not be carried out.
+    /// Makes `EXEC` fail, because a command was refused.
     pub(crate) fn refuse(&mut self) {
         self.refused |= self.is_open();
     }
@@ -50,7 +51,7 @@ impl Transaction {
         self.bytes
     }
 
-    /// Counts what is to be kept. `room_bytes`: what the connection may keep beyond what it keeps now.
+    /// Counts the memory of these words. Fails if it exceeds `room_bytes`, what the connection may keep in addition.
     fn take_bytes(&mut self, words: &[&[u8]], room_bytes: usize) -> Result {
         let more = EACH_BYTES + words.iter().map(|word| word.len() + EACH_BYTES).sum::<usize>();
         if more > room_bytes {
@@ -63,7 +64,7 @@ impl Transaction {
 
 const TOO_MUCH_WORK: &str = "EXECABORT Transaction discarded because it has too much work for one turn: divide it";
 
-/// Commands that look at all keys.
+/// Commands that visit all keys.
 const OF_ALL_KEYS: [&str; 13] = [
     "bgsave",
     "cluster|countkeysinslot",
@@ -80,10 +81,10 @@ const OF_ALL_KEYS: [&str; 13] = [
     "scan",
 ];
 
-/// Keeps a command for `EXEC`.
+/// Queues a command for `EXEC`.
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     if OF_ALL_KEYS.contains(&name) {
-        // Of these the transaction has some locked.
+        // The transaction holds locks on some of them.
         return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
     }
     let room_bytes = call.session.room_bytes;
@@ -129,7 +130,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>) -> Result {
 }
 
 pub(super) fn unwatch(call: &mut Call<'_, '_>) -> Result {
-    // In a transaction it comes too late to matter.
+    // Within `EXEC` the watched keys were checked already.
     if call.tx.is_none() {
         call.session.transaction = Transaction::default();
     }
@@ -175,7 +176,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
         let worked_before = work::done();
         for args in &commands {
             if work::done() - worked_before > EXEC_WORK_MAX {
-                // Of what it did to the store nothing is kept.
+                // The changes to the store are dropped with the update, those to the session are undone here.
                 let Session { version: is, standing: stands, replies: answers, .. } = &mut *one.session;
                 (*is, *stands, *answers) = (version, standing, replies);
                 return Err(Failed(TOO_MUCH_WORK.into()));
@@ -190,7 +191,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     });
     *call.out = out;
     if call.shard.shard.is_undone() {
-        // It comes once more.
+        // The command is executed again later.
         call.session.transaction = Transaction { queue: Some(queue), refused, watched, bytes };
     }
     let (needs, close) = done?;

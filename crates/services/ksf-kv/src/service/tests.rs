@@ -1,4 +1,4 @@
-//! A shard of the server, on a medium that completes writes when it is told to.
+//! One shard of the server, on a medium whose writes complete when the test lets them.
 
 use std::sync::atomic::AtomicBool;
 
@@ -24,15 +24,15 @@ mod waiting;
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The server, with a look at its shard.
+/// The server, with counters of its shard.
 struct Watched {
     kv: Kv,
-    /// From now on writes are complete by the end of the turn behind that in which they began.
+    /// True: each write completes at the end of the turn after that in which it began.
     completes: AtomicBool,
-    /// Commands that waited, and bytes that were not on the medium, at the end of the last turn.
+    /// At the end of the last turn: queued commands, and below bytes not yet on the medium.
     waiting: AtomicU64,
     unwritten_bytes: AtomicU64,
-    /// Reads that have not begun.
+    /// Reads that the queue has not started.
     reads: AtomicU64,
 }
 
@@ -111,13 +111,13 @@ struct World {
     service: Arc<Watched>,
     on: OnShard<Watched>,
     conns: Vec<Option<Box<Connection>>>,
-    /// Shards to which nothing happens.
+    /// Shards without connections.
     _idle: Vec<KvShard>,
     _folder: Folder,
 }
 
 impl World {
-    /// Replies show what was carried out, not what is durable.
+    /// Replies are sent before their writes are durable.
     fn new(conns: u32) -> Self {
         Self::durable(conns, Durability::None)
     }
@@ -126,12 +126,12 @@ impl World {
         Self::on_last_of(1, conns, durability)
     }
 
-    /// All connections are on the last one of so many shards.
+    /// All connections are on the last of `shards` shards.
     fn on_last_of(shards: u16, conns: u32, durability: Durability) -> Self {
         Self::on(Folder::new(), Medium::Block, shards, conns, durability)
     }
 
-    /// The same in this folder, on this medium.
+    /// [`Self::on_last_of`] in `folder`, on `medium`.
     fn on(folder: Folder, medium: Medium, shards: u16, conns: u32, durability: Durability) -> Self {
         Self::set_up(folder, medium, shards, conns, Settings { durability, ..Settings::default() })
     }
@@ -161,13 +161,13 @@ impl World {
         Self { env, service, on, conns, _idle: idle, _folder: folder }
     }
 
-    /// Sends inline commands in one piece.
+    /// Hands the bytes of inline commands over in one chunk.
     fn receive(&mut self, conn: usize, commands: &str) {
         let chunk = Chunk::from_vec(commands.as_bytes().to_vec());
         self.conns[conn].as_mut().unwrap().receive(chunk, &mut self.env);
     }
 
-    /// The same, and ends the turn, with all that follow from that.
+    /// [`Self::receive`], then [`Self::end_turn`].
     fn send(&mut self, conn: usize, commands: &str) {
         self.receive(conn, commands);
         self.end_turn();
@@ -196,7 +196,7 @@ impl World {
         self.conns.iter_mut().flatten().for_each(|conn| conn.open_gates(&mut self.env));
     }
 
-    /// Nothing happens until the time that the service asked for; milliseconds until then, `None` if it asked for none.
+    /// Advances the clock to the wake-up that the service requested. Returns the milliseconds until then, `None` without a request.
     fn sleep(&mut self) -> Option<u64> {
         let at = self.env.next_wake()?;
         let slept = at.since(self.env.now);
@@ -207,7 +207,7 @@ impl World {
         Some(slept.as_millis() as u64)
     }
 
-    /// From now on the medium takes what it is given.
+    /// Lets writes complete from now on.
     fn complete(&mut self) {
         self.service.completes.store(true, Ordering::Relaxed);
     }
@@ -216,7 +216,7 @@ impl World {
         self.service.waiting.load(Ordering::Relaxed)
     }
 
-    /// What a peer gets now.
+    /// The next batch of replies of a connection, `None` without one.
     fn take_batch(&mut self, conn: usize) -> Option<String> {
         let mut batch = self.conns[conn].as_mut().unwrap().take_batch(self.env.now, &mut self.env.spares)?;
         let mut slices = [&[][..]; 64];
@@ -230,7 +230,7 @@ impl World {
         Some(String::from_utf8(taken).unwrap())
     }
 
-    /// What a peer gets until there is no more.
+    /// All replies of a connection.
     fn take(&mut self, conn: usize) -> String {
         let mut taken = String::new();
         while let Some(batch) = self.take_batch(conn) {
@@ -241,9 +241,9 @@ impl World {
     }
 }
 
-/// A medium that stands still makes the writers wait, and takes memory for no more than the bound and one command.
+/// While the medium stalls, writers wait, and the shard keeps no more unwritten bytes than the bound and one command.
 #[test]
-fn commands_that_write_wait_for_a_medium_that_is_behind_and_others_do_not() {
+fn slow_medium_delays_writes_but_no_reads() {
     let mut world = World::new(2);
     world.set(0, 0..10);
     assert_eq!((world.waiting(), world.take(0)), (4, "+OK\r\n".repeat(6)));
@@ -260,8 +260,8 @@ fn commands_that_write_wait_for_a_medium_that_is_behind_and_others_do_not() {
     assert_eq!(world.waiting(), 0);
 }
 
-/// Persistent memory ends no operation, and none is begun: replies leave in the turn in which their commands come, also where
-/// these write more than may wait for a medium.
+/// On persistent memory the shard starts no file operation. It sends replies in the turn of their commands, also if these write
+/// more than the bound of unwritten bytes.
 #[test]
 fn writes_to_persistent_memory_are_acknowledged_in_their_turn() {
     let Some(folder) = Folder::in_memory_or_skip() else { return };
@@ -279,7 +279,7 @@ fn writes_to_persistent_memory_are_acknowledged_in_their_turn() {
     assert!(said.contains("\r\nksf_medium:pmem-memory\r\nksf_survives_power_cut:0\r\n"), "{said}");
 }
 
-/// Replies that come to waiting commands all at once are no more than the connection may have.
+/// When queued commands continue together, their replies stay within the limit of the connection.
 #[test]
 fn a_pipeline_that_waits_is_answered_whole() {
     const READS: usize = 30;
@@ -297,7 +297,7 @@ fn a_pipeline_that_waits_is_answered_whole() {
     assert!(!world.conns[1].as_ref().unwrap().is_closing());
 }
 
-/// Where replies to writes do not wait for the medium, the reply to `SAVE` says that all before is on it.
+/// The reply to `SAVE` waits until all earlier writes are durable, also if replies to writes do not wait.
 #[test]
 fn save_waits_for_what_was_acknowledged() {
     let mut world = World::new(2);
@@ -314,7 +314,7 @@ fn save_waits_for_what_was_acknowledged() {
 }
 
 #[test]
-fn what_waits_goes_with_its_connection() {
+fn closing_connection_drops_queued_commands() {
     let mut world = World::new(3);
     world.set(0, 0..10);
     world.send(1, "SET kept 1\r\n");
@@ -329,9 +329,9 @@ fn what_waits_goes_with_its_connection() {
     assert_eq!(world.take(2), "+PONG\r\n:1\r\n", "what was carried out before stays, the rest was not");
 }
 
-/// The end of a connection costs as much as it has waiting, however much others have: counted, not timed.
+/// The end of a connection costs a number of looks that depends on its own queued commands only.
 #[test]
-fn what_ends_looks_at_nothing_of_others() {
+fn closing_connection_visits_its_own_commands_only() {
     const CONNS: usize = 40;
     const EACH: usize = 50;
     let mut world = World::new(CONNS as u32 + 1);
@@ -346,7 +346,7 @@ fn what_ends_looks_at_nothing_of_others() {
     assert!(looks <= CONNS * (EACH + 1), "{looks}");
 }
 
-/// Reads that have not begun go with the connection that asked for them.
+/// A connection that ends drops its reads that have not started.
 #[test]
 fn reads_go_with_their_connection() {
     const EACH: usize = 50;
@@ -368,11 +368,11 @@ fn reads_go_with_their_connection() {
     assert_eq!((world.waiting(), reads(&world)), (1, 0));
 }
 
-/// What a short command takes while it waits is counted: measured, not believed.
+/// The budget counts at least the bytes that the allocator gave to a queued command.
 #[test]
-fn what_waits_is_counted_with_all_that_it_takes() {
+fn queued_command_counts_all_its_memory() {
     const COMMANDS: usize = 500;
-    /// What the allocator adds to each of the three pieces that a command consists of.
+    /// Overhead of the allocator for the three allocations of a command.
     const OVERHEAD_BYTES: usize = 3 * 16;
     let mut world = World::new(4);
     assert_eq!(world.ask(0, &["CLIENT", "PAUSE", "600000", "ALL"]), "+OK\r\n");
@@ -387,9 +387,9 @@ fn what_waits_is_counted_with_all_that_it_takes() {
     }
 }
 
-/// Nothing is kept free for the reply to what only waits.
+/// `WAIT` reserves no room for a long reply.
 #[test]
-fn a_long_reply_is_not_expected_of_wait() {
+fn wait_reserves_no_long_reply() {
     let mut world = World::new(1);
     let before = world.env.budget.reply_bytes();
     world.send(0, "WAIT 1 0\r\n");
@@ -402,14 +402,14 @@ fn statuses(responses: &str) -> Vec<&str> {
     responses.split("HTTP/1.1 ").skip(1).map(|response| &response[..3]).collect()
 }
 
-/// A reader of what was written waits as its writer does, whichever protocol they speak.
+/// The reply to a reader of an unwritten value waits as that to its writer, over either protocol.
 #[test]
-fn no_response_leaves_before_what_it_tells_is_on_the_medium() {
+fn no_response_is_sent_before_its_data_is_durable() {
     let mut world = World::durable(8, Durability::Always);
     world.send(0, "PUT /key HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nvalue");
     world.send(1, "GET /key HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n");
     world.send(2, "GET key\r\n");
-    // What is refused tells of the key, too.
+    // A refusal reveals the state of the key, too.
     let others = [
         ("GET /", "", "200"),
         ("HEAD /key", "", "200"),
@@ -438,7 +438,7 @@ fn no_response_leaves_before_what_it_tells_is_on_the_medium() {
     }
 }
 
-/// Requests wait for the medium as commands do, in their order, and a client that waits to be told to go on does, too.
+/// Requests of HTTP that write wait for the medium in their order, as commands do. So does the `100 Continue` of a later one.
 #[test]
 fn requests_that_write_wait_for_a_medium_that_is_behind() {
     let mut world = World::new(2);
@@ -461,7 +461,7 @@ fn requests_that_write_wait_for_a_medium_that_is_behind() {
     assert!(told.ends_with("\r\n\r\nagain"), "{told}");
 }
 
-/// From the bytes of the messages to the records in the batch and the replies: counted, not believed.
+/// Counts allocations from the bytes of the commands to the records in the batch and the replies.
 #[test]
 fn a_warm_set_and_get_of_a_key_that_is_there_allocate_nothing() {
     const PIPELINE: usize = 16;
@@ -484,9 +484,9 @@ fn a_warm_set_and_get_of_a_key_that_is_there_allocate_nothing() {
     }
 }
 
-/// A log that is idle says once what was acknowledged, and a shard with nothing to do is not called again.
+/// An idle log writes one commit marker. A shard without work requests no wake-up.
 #[test]
-fn an_idle_shard_is_called_for_what_there_is_to_do_and_no_more() {
+fn idle_shard_writes_one_marker_and_sleeps() {
     let mut world = World::new(1);
     world.complete();
     for round in 0..3 {
@@ -494,18 +494,18 @@ fn an_idle_shard_is_called_for_what_there_is_to_do_and_no_more() {
         world.send(0, "PING\r\n");
         assert_eq!(world.take(0), "+OK\r\n+PONG\r\n");
         assert_eq!(world.sleep(), Some(IDLE_MS), "round {round}");
-        assert!(world.service.unwritten_bytes.load(Ordering::Relaxed) > 0, "it says what was acknowledged");
+        assert!(world.service.unwritten_bytes.load(Ordering::Relaxed) > 0, "it writes a commit marker");
         world.send(0, "PING\r\n");
         assert_eq!((world.take(0), world.sleep()), ("+PONG\r\n".into(), None), "round {round}");
     }
-    // What only reads, and what changes nothing, leaves nothing to say.
+    // Reads, and writes that change nothing, need no marker.
     world.send(0, "GET a\r\nDEL b\r\n");
     assert_eq!((world.take(0), world.sleep()), ("$1\r\n1\r\n:0\r\n".into(), None));
 }
 
-/// The others sleep, and hear of no key: the shard that set it looks for its end.
+/// Other shards sleep and do not learn of the key: the shard that set it wakes for its expiry.
 #[test]
-fn a_key_that_ends_is_waited_for_by_the_shard_that_set_it() {
+fn shard_that_set_a_key_wakes_for_its_expiry() {
     let mut world = World::on_last_of(2, 1, Durability::None);
     world.complete();
     world.send(0, "SET later 1 EX 100\r\n");
@@ -516,7 +516,7 @@ fn a_key_that_ends_is_waited_for_by_the_shard_that_set_it() {
     assert_eq!((world.take(0), world.sleep()), ("+PONG\r\n".into(), Some(SWEEP_SLEEP_MS_MAX)));
 }
 
-/// A key that ends is waited for, and no longer than the clock is trusted.
+/// A shard wakes for the next expiry, but sleeps no longer than it trusts the clock.
 #[test]
 fn a_shard_sleeps_until_a_key_ends() {
     let mut world = World::new(1);
@@ -530,13 +530,13 @@ fn a_shard_sleeps_until_a_key_ends() {
     assert_eq!(world.sleep(), Some(SWEEP_SLEEP_MS_MAX), "its clock stands still here");
 }
 
-/// A command as an array.
+/// A command as a RESP array.
 fn array(words: impl ExactSizeIterator<Item = String>) -> String {
     let count = words.len();
     words.fold(format!("*{count}\r\n"), |text, word| text + &format!("${}\r\n{word}\r\n", word.len()))
 }
 
-/// Whatever a pipeline asks for, another client is answered behind a bounded part of it.
+/// Another client gets its reply after a bounded part of the pipeline.
 #[test]
 fn pipeline_of_dear_commands_lets_others_in() {
     const KEYS: usize = 6_000;
@@ -578,16 +578,16 @@ fn pipeline_of_dear_commands_lets_others_in() {
             world.end_one_turn();
         }
         assert!(told == reply.repeat(count), "{command:?}: {}", &told[..told.len().min(400)]);
-        // A turn's share is three of these at most.
+        // At most three of these fit into one turn.
         assert!(turns >= count / 4 - 1, "{command:?}: {turns} turns for {count}");
         world.end_turn();
     }
-    // Commands that cost little are not told from others.
+    // A pipeline of cheap commands ends within one turn.
     world.receive(0, &"STRLEN one\r\n".repeat(1_000));
     assert_eq!(world.take_batch(0).map(|told| told.matches(":800\r\n").count()), Some(1_000));
 }
 
-/// A command may name a key as often as its bytes allow, and costs no more for that.
+/// A command that names a key repeatedly costs as much as one that names it once.
 #[test]
 fn a_set_that_is_named_many_times_is_gone_through_once() {
     const TIMES: usize = 50;
@@ -609,7 +609,7 @@ fn a_set_that_is_named_many_times_is_gone_through_once() {
     for (plain, store) in [("SUNION", "SUNIONSTORE to"), ("SINTER", "SINTERSTORE to"), ("SDIFF", "SDIFFSTORE to")] {
         for name in [plain, store] {
             for keys in [&["set"][..], &["set", "other"], &["other", "set"], &["set", "nothing"], &["nothing", "set"]] {
-                // What is there in its place is taken out.
+                // The first one replaces the destination, which is work, too.
                 told(name, keys);
                 let (reply, units) = told(name, keys);
                 let all = keys.repeat(TIMES);
@@ -626,7 +626,7 @@ fn a_set_that_is_named_many_times_is_gone_through_once() {
     }
 }
 
-/// Replies that do not leave cost as much as others, and so does what finds nothing.
+/// Commands count as work also if their replies are dropped, or if they find nothing.
 #[test]
 fn pipeline_without_replies_lets_others_in() {
     let mut world = World::new(2);
@@ -667,7 +667,7 @@ fn pipeline_without_replies_lets_others_in() {
     }
 }
 
-/// Nothing answers an empty line, and each could begin a request of either protocol.
+/// An empty line has no reply, and either protocol may follow it.
 #[test]
 fn a_stranger_is_ended_after_a_few_empty_lines() {
     let settings = Settings { password: Some("open sesame".into()), ..Settings::default() };
@@ -680,13 +680,13 @@ fn a_stranger_is_ended_after_a_few_empty_lines() {
     world.send(1, &"\n".repeat(33));
     assert!(world.conns[1].as_ref().unwrap().is_closing());
     assert_eq!(world.take_batch(1), None);
-    // Where no password is needed, as in Redis.
+    // Without a password there is no bound, as in Redis.
     let mut world = World::new(1);
     world.send(0, &"\n".repeat(1_000));
     assert_eq!(world.ask(0, &["PING"]), "+PONG\r\n");
 }
 
-/// Inputs of strangers whose ends never come, with what stands in front of the part that grows.
+/// Unfinished inputs of strangers: the front, and the part that grows.
 fn unfinished() -> Vec<(&'static str, String)> {
     let arguments = format!("$1500\r\n{}\r\n", "v".repeat(1500)).repeat(9);
     let chunks = format!("100\r\n{}\r\n", "v".repeat(256)).repeat(50);
@@ -703,11 +703,11 @@ fn unfinished() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Whatever it sends and does not end, and whatever it asks and does not read: counted in bytes that are allocated.
+/// Counts allocated bytes for unfinished inputs, and for replies that the stranger does not read.
 #[test]
 fn a_stranger_takes_16_kib_of_memory() {
     const MOST: i64 = 16 << 10;
-    // The connection itself, and what is counted by whole pages.
+    // The connection itself, and the rest of whole pages.
     const BESIDE: i64 = 4 << 10;
     let no_request = "GET /key HTTP/1.1\r\nHost: x\r\n\r\n";
     let unread = ["PING\r\n", "*1\r\n$4\r\nPING\r\n", "AUTH no\r\n", no_request].map(|one| ("", one.repeat(20_000)));
@@ -728,7 +728,7 @@ fn a_stranger_takes_16_kib_of_memory() {
                 conn.receive(Chunk::from_vec(piece.to_vec()), &mut world.env);
                 world.end_turn();
             }
-            // What longer messages grew out of serves the next ones.
+            // Buffers that are kept for later messages are no memory of this one.
             world.env.buffers.free_kept();
             let (taken, counted) = (bytes() - before, world.env.budget.bytes() as i64);
             assert!(taken <= MOST + BESIDE, "{what}: {taken} bytes");
@@ -737,8 +737,8 @@ fn a_stranger_takes_16_kib_of_memory() {
     }
 }
 
-/// Of a message that arrives in pieces a byte is looked at once, but for a few at its front and at its end, and the length of the
-/// argument that is under way: here those between turn into others, which would end it.
+/// Each byte of a message that arrives in pieces is scanned once, except for a few at its front and at its end, and for the length
+/// of the unfinished argument. The test overwrites the bytes between with some that would end the message.
 #[test]
 fn a_resumed_look_at_a_message_does_not_begin_anew() {
     /// Empty lines in front of a request, and its method.
@@ -752,7 +752,7 @@ fn a_resumed_look_at_a_message_does_not_begin_anew() {
     let many = ("*2000\r\n", "$4\r\nmore\r\n".repeat(1999));
     let known = || unfinished().into_iter().chain([many.clone()]).map(|input| (Standing::Known, input));
     let all = unfinished().into_iter().map(|input| (Standing::Unknown, input)).chain(known());
-    // With its length the end of a body is known.
+    // The end of a body with a length is known.
     for (standing, (front, rest)) in all.filter(|(_, (front, _))| !front.contains("Content-Length")) {
         for step in [1, 7, 100] {
             let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
@@ -776,9 +776,10 @@ fn a_resumed_look_at_a_message_does_not_begin_anew() {
     }
 }
 
-/// Where a password is needed, whoever tells it is a client, by either protocol: until `RESET`, or until a request without it.
+/// With a password, a peer that authenticates over either protocol is no stranger until `RESET`, or until a request without the
+/// password.
 #[test]
-fn who_has_told_the_password_is_no_stranger() {
+fn authenticated_peer_is_no_stranger() {
     let settings = Settings { password: Some("open sesame".into()), ..Settings::default() };
     let mut world = World::set_up(Folder::new(), Medium::Block, 2, 0, settings);
     let (kv, shard) = (&world.service.kv, &mut world._idle[0]);
@@ -792,7 +793,7 @@ fn who_has_told_the_password_is_no_stranger() {
         (&request("Authorization: Bearer no\r\n"), true),
         (&with, false),
         (&part_of_body[..], false),
-        // Without the end of the head nobody knows.
+        // The head is unfinished.
         (&with[..with.len() - 2], true),
     ] {
         let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
@@ -807,7 +808,7 @@ fn who_has_told_the_password_is_no_stranger() {
         assert_eq!(is_stranger(&conn), is_one, "{}", bytes.escape_ascii());
     }
     kv.close(shard, conn);
-    // Where none is needed, and the peer is near, nobody is one.
+    // Without a password, no local peer is a stranger.
     let mut world = World::on_last_of(2, 0, Durability::None);
     let (kv, shard) = (&world.service.kv, &mut world._idle[0]);
     let mut conn = kv.accept(shard, &Peer::Unix).unwrap();
@@ -822,7 +823,7 @@ impl World {
         self.take(conn)
     }
 
-    /// Sets keys until the log is full, and returns how many there are.
+    /// Sets keys until the log is full. Returns their number.
     fn fill(&mut self) -> usize {
         let keys = (0..200).find(|number| self.ask(0, &["SET", &long_key(*number), ""]) != "+OK\r\n").unwrap();
         assert!(keys > 50, "{keys}");
@@ -832,15 +833,15 @@ impl World {
     }
 }
 
-/// A few removals of such keys use the reserve up.
+/// A key so long that a few removals use up the reserve.
 fn long_key(number: usize) -> String {
     format!("{number:060000}")
 }
 
-/// A removal that finds no room waits for the cleaner, whose reads never end here, and no longer than is stated; those that come then are
-/// refused for a second.
+/// A removal without room waits for the cleaner, whose reads never complete here, for at most `HOPE_MS`. Then removals are refused
+/// for `NO_HOPE_MS`.
 #[test]
-fn a_removal_that_waits_in_vain_is_refused() {
+fn removal_without_room_is_refused_after_a_bounded_wait() {
     let mut world = World::new(3);
     world.complete();
     let keys = world.fill();
@@ -861,7 +862,7 @@ fn a_removal_that_waits_in_vain_is_refused() {
     assert_eq!(world.ask(1, &["STRLEN", &long_key(waits)]), ":0\r\n", "what only reads does not wait");
 }
 
-/// Commands that may go on together, of which one must wait once more: none of its connection is carried out before it.
+/// Queued commands continue together, and one of them must wait again: no later command of its connection overtakes it.
 #[test]
 fn no_command_overtakes_one_that_waits_once_more() {
     const PAIRS: usize = 14;
