@@ -7,6 +7,10 @@
 //!
 //! Non-goals: timers finer than the shard's tick, TLS, and any protocol; protocols live in the services.
 
+// Some files belong to the tests inside of the crate and to those outside.
+#[cfg(test)]
+extern crate self as ksf;
+
 pub mod adopt;
 pub mod assist;
 mod boxes;

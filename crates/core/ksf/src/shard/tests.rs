@@ -6,6 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use self::calls::calls;
 use super::*;
 use crate::engine::{epoll::Epoll, tests::on_each_engine, uring::Uring};
 use crate::framing::{Delimiter, Framing, LengthPrefix};
@@ -15,6 +16,8 @@ use crate::pool::{Memory, Pool};
 use crate::service::{Message, Peer, Profile, Refused, Reply, Service};
 use crate::turn::Turn;
 
+#[path = "../../tests/common/calls.rs"]
+mod calls;
 mod datagrams;
 mod exchanges;
 mod sizes;
@@ -46,10 +49,10 @@ impl Service for Echo {
 
 /// A shard that echoes, on connections it is given by [`connect`].
 fn shard<E: Engine>(limits: Limits) -> Shard<E> {
-    serving(Echo, limits)
+    serving(Arc::new(Echo), limits)
 }
 
-fn serving<E: Engine, S: Service>(service: S, limits: Limits) -> Shard<E> {
+fn serving<E: Engine, S: Service>(service: Arc<S>, limits: Limits) -> Shard<E> {
     let env = Env::new(limits, Pool::new(Memory::Anonymous, 64 << 10, 256).unwrap()).unwrap();
     let listener = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
     // The kernel chooses a name that is free, and no peer connects.
@@ -60,7 +63,7 @@ fn serving<E: Engine, S: Service>(service: S, limits: Limits) -> Shard<E> {
         socket: Some(OwnedFd::from(UnixListener::from(OwnedFd::from(listener)))),
         handed_over: false,
         kind: ListenerKind::Unix,
-        service: Arc::new(Arc::new(service)),
+        service: Arc::new(service),
         adopter: None,
         assist: None,
     };
@@ -75,28 +78,9 @@ fn connect<E: Engine>(shard: &mut Shard<E>) -> UnixStream {
 }
 
 /// Echoes what comes, in pieces of a kilobyte.
-struct Kilobytes;
-
-impl Service for Kilobytes {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("kilobytes", Framing::LengthPrefix(LengthPrefix::big_endian(2)))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        reply.bytes(message.bytes());
-    }
+fn kilobytes() -> Arc<impl Service> {
+    let profile = Profile::new("kilobytes", Framing::LengthPrefix(LengthPrefix::big_endian(2)));
+    calls(profile, |message, reply| reply.bytes(message.bytes()))
 }
 
 /// A turn at a time of the test's choice, which waits for an event or does not.
@@ -128,32 +112,6 @@ fn woken_for_nothing<E: Engine>() {
     assert!(!is_readable(&*shard.env.mailbox), "every further wait would end at once");
 }
 
-/// Answers later, each time with a kilobyte.
-#[derive(Default)]
-struct Later(Arc<std::sync::Mutex<Vec<crate::deferred::Deferred>>>);
-
-impl Service for Later {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("later", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
-        self.0.lock().unwrap().push(reply.defer_for(1024));
-    }
-}
-
 /// An engine may need a moment to end its operations; answers come before, meanwhile and after, and the connection counts until it ends.
 #[test]
 fn an_answer_to_a_connection_that_is_being_released_is_counted_once() {
@@ -161,9 +119,13 @@ fn an_answer_to_a_connection_that_is_being_released_is_counted_once() {
 }
 
 fn answered_while_released<E: Engine>() {
-    let waiting = Later::default();
-    let stash = Arc::clone(&waiting.0);
-    let mut shard = serving::<E, _>(waiting, Limits::default());
+    // Answered later, each time with a kilobyte.
+    let stash = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let waiting = Arc::clone(&stash);
+    let service = calls(Profile::new("later", Framing::Raw), move |_, reply| {
+        waiting.lock().unwrap().push(reply.defer_for(1024));
+    });
+    let mut shard = serving::<E, _>(service, Limits::default());
     let now = shard.env.now;
     let mut peer = connect(&mut shard);
     for _ in 0..3 {
@@ -236,7 +198,7 @@ fn many_batches<E: Engine>() {
     let message = [&1000u16.to_be_bytes()[..], &[7; 1000]].concat();
     // A batch holds one message: the others wait until it is sent.
     let limits = Limits { out_queue_bytes_max: 1, ..Limits::default() };
-    let mut shard = serving::<E, _>(Kilobytes, limits);
+    let mut shard = serving::<E, _>(kilobytes(), limits);
     let start = shard.env.now;
     let mut peer = connect(&mut shard);
     peer.write_all(&message.repeat(MESSAGES)).unwrap();
@@ -266,7 +228,7 @@ fn waits_for_memory<E: Engine>() {
     // Twelve pages, and a rest that is of no use.
     let limits = Limits { assembly_bytes_max: 12 * 4096 + 1000, pressure_timeout_ms: 600_000, ..Limits::default() };
     let limits = Limits { assembly_timeout_ms: 600_000, ..limits };
-    let mut shard = serving::<E, _>(Kilobytes, limits);
+    let mut shard = serving::<E, _>(kilobytes(), limits);
     let waiting = |shard: &Shard<E>| shard.env.budget.waiting();
     let mut written = 0;
     let mut begin = |shard: &mut Shard<E>, bytes: &[u8]| {
@@ -320,7 +282,7 @@ fn closes_silent_peers<E: Engine>() {
     const LIMIT_BYTES: usize = 12 * 4096;
     const TIMEOUT_MS: u64 = 10_000;
     let limits = Limits { assembly_bytes_max: LIMIT_BYTES, pressure_timeout_ms: TIMEOUT_MS, ..Limits::default() };
-    let mut shard = serving::<E, _>(Kilobytes, Limits { assembly_timeout_ms: 0, ..limits });
+    let mut shard = serving::<E, _>(kilobytes(), Limits { assembly_timeout_ms: 0, ..limits });
     // It has looked at the clock.
     let start = shard.silent_look;
     shard.env.now = start;
@@ -362,29 +324,6 @@ fn sleeps<E: Engine>(shard: &mut Shard<E>) {
     panic!("the shard does not sleep");
 }
 
-/// Takes lines, and says nothing.
-struct Silent;
-
-impl Service for Silent {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        Profile::new("silent", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), _: &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
-}
-
 #[test]
 fn a_turn_ends_whatever_its_connections_sent_and_the_next_ones_go_on() {
     on_each_engine(flooded::<Epoll>, flooded::<Uring>);
@@ -393,7 +332,9 @@ fn a_turn_ends_whatever_its_connections_sent_and_the_next_ones_go_on() {
 fn flooded<E: Engine>() {
     const PEERS: usize = 40;
     const FLOOD: usize = 32 << 10;
-    let mut shard = serving::<E, _>(Silent, Limits::default());
+    // Takes lines, and says nothing.
+    let service = calls(Profile::new("silent", Framing::Delimiter(Delimiter::LF)), |_, _| {});
+    let mut shard = serving::<E, _>(service, Limits::default());
     let mut peers: Vec<_> = (0..PEERS).map(|_| connect(&mut shard)).collect();
     for peer in &mut peers {
         peer.write_all(&[b'\n'; FLOOD]).unwrap();

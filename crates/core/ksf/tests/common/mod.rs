@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "every test file uses a part of it")]
 
+pub mod calls;
 pub mod files;
 pub mod keeper;
 pub mod meter;

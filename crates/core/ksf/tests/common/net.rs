@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+pub(crate) use super::calls::calls;
 use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::limits::Limits;
@@ -40,42 +41,6 @@ impl Service for Echo {
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
         reply.chunk(message.keep());
-    }
-}
-
-/// [`calls`].
-pub struct Calls<F> {
-    profile: Profile<'static>,
-    call: F,
-}
-
-/// A service without state that calls a function with each message.
-pub fn calls<F>(profile: Profile<'static>, call: F) -> Arc<Calls<F>>
-where
-    F: Fn(&Message<'_>, &mut Reply<'_>) + Send + Sync + 'static,
-{
-    Arc::new(Calls { profile, call })
-}
-
-impl<F: Fn(&Message<'_>, &mut Reply<'_>) + Send + Sync + 'static> Service for Calls<F> {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
-
-    fn profile(&self) -> Profile<'_> {
-        self.profile
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
-    }
-
-    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        (self.call)(message, reply);
     }
 }
 

@@ -82,7 +82,7 @@ fn many_slow_backends<E: Engine>() {
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();
     let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, ..Limits::default() };
     let service = PassesOn { backend: backend.local_addr().unwrap() };
-    let mut shard = serving::<E, _>(service, limits);
+    let mut shard = serving::<E, _>(Arc::new(service), limits);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let client = connect(&mut shard);
@@ -175,7 +175,7 @@ fn many_slow_clients<E: Engine>() {
     listener.set_nonblocking(true).unwrap();
     let service = HandsBack { backend: listener.local_addr().unwrap() };
     let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, out_queue_bytes_max: 512 << 10, ..Limits::default() };
-    let mut shard = serving::<E, _>(service, limits);
+    let mut shard = serving::<E, _>(Arc::new(service), limits);
     let (mut peers, mut kept) = (Vec::new(), Vec::new());
     // One after the other: each fills the socket of its client, and then the shard's memory.
     for _ in 0..CLIENTS {
@@ -217,7 +217,7 @@ fn returned_to_its_sender<E: Engine>() {
     let service = Returns { backend: listener.local_addr().unwrap(), told_of_room: Arc::clone(&told_of_room) };
     // Less than a slot has: what comes in one turn is more than may wait.
     let limits = Limits { out_queue_bytes_max: 16 << 10, ..Limits::default() };
-    let mut shard = serving::<E, _>(service, limits);
+    let mut shard = serving::<E, _>(Arc::new(service), limits);
     let mut client = connect(&mut shard);
     client.write_all(b"dial").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -359,7 +359,7 @@ fn dialed_again<E: Engine>() {
     let calls = Arc::new(AtomicUsize::new(0));
     let service = DialsAgain { backend: listener.local_addr().unwrap(), calls: Arc::clone(&calls) };
     let limits = Limits { out_queue_bytes_max: 1 << 10, ..Limits::default() };
-    let mut shard = serving::<E, _>(service, limits);
+    let mut shard = serving::<E, _>(Arc::new(service), limits);
     let mut client = connect(&mut shard);
     for number in 1..=8 {
         client.write_all(&[number; 8 << 10]).unwrap();
@@ -385,7 +385,7 @@ fn dials_once<E: Engine>() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let service = PassesOn { backend: listener.local_addr().unwrap() };
-    let mut shard = serving::<E, _>(service, Limits::default());
+    let mut shard = serving::<E, _>(Arc::new(service), Limits::default());
     let mut client = connect(&mut shard);
     client.write_all(b"dial").unwrap();
     while shard.open < 2 {
