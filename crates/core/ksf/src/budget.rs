@@ -1,12 +1,14 @@
 //! Memory that the peers of one shard can make grow, and the order in which they go on when it is short.
 //!
-//! One sum is kept ([`Budget::bytes`]). Each of its parts has a limit:
+//! One sum is kept ([`Budget::bytes`]). It has three parts, and two limits:
 //!
 //! * **input**: messages that arrived in part, and chunks put aside ([`Limits::assembly_bytes_max`]);
 //! * **replies**: requests in work, replies held back, replies queued, and what waits for outgoing connections
 //!   ([`Limits::shard_bytes_max`], together with the sessions);
-//! * **sessions**: what services keep of their peers between messages ([`SessionState::bytes`](crate::service::SessionState::bytes)),
-//!   at most half of that limit, so that there is always room for replies.
+//! * **sessions**: what services keep of their peers between messages ([`SessionState::bytes`](crate::service::SessionState::bytes)).
+//!   They have at most half of that limit, so that replies always have the other half, and no more than replies leave of it.
+//!   The first [`EXPECTED_REPLY_BYTES`] of each session need no room, as a short reply needs none: a peer can begin, whatever
+//!   others keep.
 //!
 //! A connection at a message boundary is always read: a request that arrives whole needs no memory. Above the limit for
 //! input a connection with an unfinished message is not read. So that such connections do not wait for each other for
@@ -181,15 +183,23 @@ impl Budget {
         self.most_bytes = self.most_bytes();
     }
 
+    /// Bytes of replies and sessions, which have one limit together.
+    pub(crate) fn owed_bytes(&self) -> usize {
+        self.reply_bytes + self.session_bytes
+    }
+
     /// Bytes that one session may add, which keeps `kept` already; `limits` are those of its listener.
     pub(crate) fn session_room(&self, kept: usize, limits: &Limits, shard_limits: &Limits) -> usize {
         let own = limits.connection_bytes_max.max(limits.message_bytes_max).saturating_sub(kept);
-        own.min((shard_limits.shard_bytes_max / 2).saturating_sub(self.session_bytes))
+        let of_sessions = (shard_limits.shard_bytes_max / 2).saturating_sub(self.session_bytes);
+        let of_all = shard_limits.shard_bytes_max.saturating_sub(self.owed_bytes());
+        own.min(of_sessions.min(of_all).max(EXPECTED_REPLY_BYTES.saturating_sub(kept)))
     }
 
-    /// Bytes of replies for which there is room.
-    pub(crate) fn reply_room(&self, shard_limits: &Limits) -> usize {
-        shard_limits.shard_bytes_max.saturating_sub(self.reply_bytes + self.session_bytes)
+    /// True if replies and sessions have their limit: who has a share in it waits until that is gone.
+    #[inline]
+    pub(crate) fn is_full(&self, limits: &Limits) -> bool {
+        self.owed_bytes() >= limits.shard_bytes_max
     }
 
     /// Replaces what one connection has counted among the sessions.
@@ -201,11 +211,11 @@ impl Budget {
     /// True if it matters how long a reply may become.
     #[inline]
     pub(crate) fn asks_for_replies(&self, limits: &Limits) -> bool {
-        self.reply_bytes + self.session_bytes > limits.shard_bytes_max / 2
+        self.owed_bytes() > limits.shard_bytes_max / 2
     }
 
     fn fits_reply(&self, bytes: usize, limits: &Limits) -> bool {
-        (self.reply_bytes + self.session_bytes).saturating_add(bytes) <= limits.shard_bytes_max
+        self.owed_bytes().saturating_add(bytes) <= limits.shard_bytes_max
     }
 
     /// True if the message of a connection may be handed over whose reply may have so many bytes. Else
@@ -305,7 +315,7 @@ impl Budget {
     /// changed: the owner looks after all outgoing connections.
     pub(crate) fn update_short_of_replies(&mut self, limits: &Limits) -> bool {
         let above = limits.shard_bytes_max / if self.short_of_replies { 4 } else { 2 };
-        let short = self.reply_bytes + self.session_bytes > above;
+        let short = self.owed_bytes() > above;
         mem::replace(&mut self.short_of_replies, short) != short
     }
 
@@ -436,6 +446,8 @@ impl Room for InputRoom<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ksf_test::Random;
+
     use super::*;
 
     #[test]
@@ -446,6 +458,90 @@ mod tests {
         assert_eq!(budget.waiting(), 10);
         let next = budget.next_to_proceed(&Limits::default());
         assert_eq!(next, Some(ConnKey { index: 0, generation: 0 }));
+    }
+
+    #[test]
+    fn a_session_begins_while_replies_fill_the_shard_and_grows_when_they_are_gone() {
+        let limits = Limits { shard_bytes_max: 1 << 20, connection_bytes_max: 1 << 20, ..Limits::default() };
+        let mut budget = Budget::default();
+        let room = |budget: &Budget, kept| budget.session_room(kept, &limits, &limits);
+        assert_eq!((room(&budget, 0), room(&budget, 1 << 19)), (1 << 19, 1 << 19));
+        budget.recount_replies(0, 600 << 10);
+        assert_eq!(room(&budget, 0), 424 << 10, "replies have more than half");
+        budget.recount_replies(600 << 10, 1 << 20);
+        assert_eq!([0, 1000, 4096, 5000].map(|kept| room(&budget, kept)), [4096, 3096, 0, 0]);
+        budget.recount_replies(1 << 20, 0);
+        budget.recount_session(0, 1 << 19);
+        assert_eq!([0, 1000, 1 << 19].map(|kept| room(&budget, kept)), [4096, 3096, 0], "others keep the half");
+        let own = Limits { connection_bytes_max: 1000, message_bytes_max: 2000, ..limits.clone() };
+        assert_eq!(budget.session_room(500, &own, &limits), 1500);
+    }
+
+    /// Replies alone may have the limit, and sessions the half of it, but never one and a half together.
+    #[test]
+    fn replies_and_sessions_have_one_limit_together() {
+        const PEERS: usize = 32;
+        const LONG: usize = 256 << 10;
+        const LIMIT: usize = 4 << 20;
+        let limits = Limits { shard_bytes_max: LIMIT, connection_bytes_max: 1 << 20, ..Limits::default() };
+        let key = |at: usize| ConnKey { index: at as u32, generation: 0 };
+        let mut random = Random::of_test(1);
+        let (mut budget, mut most) = (Budget::default(), 0);
+        // Of each peer: its reply, the reply that waits for room, and its session.
+        let mut peers = [(0, 0, 0); PEERS];
+        for step in 0..20_000 {
+            // Replies fill the shard, then sessions what is left, then both come and go, and then all is given back.
+            let (replies_grow, sessions_grow) = match step / 500 % 4 {
+                0 => (true, false),
+                1 => (true, true),
+                2 => (random.one_in(2), random.one_in(2)),
+                _ => (false, false),
+            };
+            let at = random.within(0..=PEERS - 1);
+            let (owed, waits, kept) = &mut peers[at];
+            match random.within(0..=1) {
+                0 if replies_grow => {
+                    if (*owed, *waits) != (0, 0) {
+                        continue;
+                    }
+                    let bytes = random.pick(&[100, EXPECTED_REPLY_BYTES, 20_000, LONG]);
+                    if !budget.asks_for_replies(&limits) || budget.admits_reply(key(at), bytes, &limits) {
+                        budget.recount_replies(0, bytes);
+                        *owed = bytes;
+                    } else {
+                        *waits = bytes;
+                    }
+                }
+                0 => {
+                    budget.recount_replies(*owed, 0);
+                    budget.return_reply_pass(key(at));
+                    *owed = 0;
+                }
+                _ if sessions_grow => {
+                    let room = budget.session_room(*kept, &limits, &limits);
+                    let more = random.within(0..=room);
+                    budget.recount_session(*kept, *kept + more);
+                    *kept += more;
+                }
+                _ => {
+                    budget.recount_session(*kept, 0);
+                    *kept = 0;
+                }
+            }
+            while let Some(next) = budget.next_to_proceed(&limits) {
+                let (owed, waits, _) = &mut peers[next.index as usize];
+                assert!(budget.admits_reply(next, *waits, &limits), "it is its turn");
+                budget.recount_replies(0, *waits);
+                (*owed, *waits) = (*waits, 0);
+            }
+            // One goes on without room, and each peer may have a short reply and a short session.
+            let short = PEERS * EXPECTED_REPLY_BYTES;
+            let (sum, kept) = (budget.owed_bytes(), budget.session_bytes());
+            assert!(sum <= LIMIT + LONG + 2 * short, "step {step}: {sum} bytes, {kept} of them of sessions");
+            assert!(kept <= LIMIT / 2 + short, "step {step}: {kept} bytes of sessions");
+            most = most.max(sum);
+        }
+        assert!(most > LIMIT, "the limit was never met: {most}");
     }
 
     #[test]

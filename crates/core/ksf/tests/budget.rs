@@ -8,7 +8,7 @@ use ksf::deferred::Deferred;
 use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::service::{Message, Order, Peer, Refused, Reply, Service};
+use ksf::service::{Message, Order, Peer, Refused, Reply, Service, SessionState};
 use ksf::{CloseReason, Profile, Turn, Unlogged, outgoing::Upstream};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
@@ -300,6 +300,69 @@ fn the_shards_budget_stops_connections_that_have_a_share_in_it() {
     assert_eq!(messages, [2, 1, 1, 1, 1, 1, 1, 1]);
     end_all(&mut env, conns);
     service.deferred.lock().unwrap().clear();
+    deliver_too_late(&mut env);
+    assert_eq!(env.budget.bytes(), 0);
+}
+
+/// Keeps as much of a peer as it may, or answers later.
+#[derive(Default)]
+struct Keeps(Mutex<Vec<Deferred>>);
+
+impl Service for Keeps {
+    type Shard = ();
+    type Conn = usize;
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile::new("keeps", LINES)
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<usize, Refused> {
+        Ok(0)
+    }
+
+    fn session(&self, kept: &usize) -> SessionState {
+        SessionState { bytes: *kept, ..SessionState::default() }
+    }
+
+    fn call(&self, (): &mut (), kept: &mut usize, message: &Message<'_>, reply: &mut Reply<'_>) {
+        match message.bytes() {
+            b"keep" => *kept += reply.session_room(),
+            _ => self.0.lock().unwrap().push(reply.defer()),
+        }
+    }
+}
+
+/// They need no room, but only one of a connection goes on without: replies alone were below the limit.
+#[test]
+fn short_requests_stop_where_replies_and_sessions_meet_their_limit() {
+    let limits = Limits { shard_bytes_max: 2 * READ_BYTES, ..Limits::default() };
+    let (mut env, service) = (env(limits, 4096, 64), Arc::new(Keeps::default()));
+    let conn = |index| {
+        let key = ksf::service::ConnKey { index, generation: 0 };
+        Connection::new(Arc::clone(&service), Peer::Unix, key, env.now).unwrap()
+    };
+    let mut conns: Vec<_> = (0..9).map(conn).collect();
+    let chunk = in_slot(&mut env, b"keep\n");
+    conns[0].receive(chunk, &mut env);
+    assert_eq!(env.budget.session_bytes(), READ_BYTES);
+    for conn in &mut conns[1..] {
+        for _ in 0..500 {
+            if conn.wants_bytes(&env) {
+                let chunk = in_slot(&mut env, b"later\n");
+                conn.receive(chunk, &mut env);
+            }
+        }
+    }
+    let most = 2 * READ_BYTES + 9 * (4096 + 5);
+    assert!((2 * READ_BYTES..=most).contains(&env.budget.bytes()), "{} bytes", env.budget.bytes());
+    assert!(conns[1..].iter().all(|conn| conn.messages() > 0));
+    service.0.lock().unwrap().clear();
+    end_all(&mut env, conns);
     deliver_too_late(&mut env);
     assert_eq!(env.budget.bytes(), 0);
 }

@@ -6,8 +6,9 @@ use std::io::Write;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use crate::common::{Client, LANES, Place, ROOT, Serving, hold_lanes};
+use crate::common::{Client, LANES, Place, ROOT, Serving, hold_lanes, server};
 use ksf::engine::EngineKind;
+use ksf::limits::Limits;
 use ksf_fs::Length;
 use ksf_proto::p9::{Data, GetLock, HEADER_BYTES, Header, Lock, NO_TAG, Names, Reply, Request, SetStat, VERSION};
 use ksf_test::effort;
@@ -429,7 +430,7 @@ fn connections_that_open_all_they_can_leave_files_to_others() {
     fs::write(place.path("file"), "").unwrap();
     let mut files = place.files(vec![place.export()]);
     files.fs.open_files_max = OPEN_MAX;
-    let serving = place.serve_files(EngineKind::Epoll, files, FIDS as usize + 1);
+    let serving = place.serve_on(server(EngineKind::Epoll), files, FIDS as usize + 1);
     let opens: Vec<_> = (1..=FIDS).map(|fid| (fid as u16, Request::Lopen { fid, flags: 0 })).collect();
     let greedy = || {
         let mut client = serving.client();
@@ -516,6 +517,23 @@ fn extended_attributes_take_room_as_they_are_written() {
         client.clunk(fid).ok();
     }
     client.walk(ROOT, 1, "").unwrap();
+    serving.stop();
+}
+
+/// As if others had taken all of the shard's memory: a client walks to a few objects at a time, and clunks them.
+#[test]
+fn a_client_walks_and_clunks_while_the_shard_has_no_room() {
+    let place = Place::new();
+    let limits = Limits { shard_bytes_max: 1, ..Limits::default() };
+    let serving = place.serve_on(server(EngineKind::Epoll).limits(limits), place.files(vec![place.export()]), 1000);
+    // The root is the first of four fids that have the room.
+    let mut client = serving.client();
+    for _ in 0..3 {
+        (1..4).for_each(|fid| client.walk(ROOT, fid, "").map(drop).unwrap());
+        assert_eq!(client.walk(ROOT, 4, "").map(drop), Err(libc::ENOMEM));
+        client.stat(ROOT).unwrap();
+        (1..4).for_each(|fid| client.clunk(fid).unwrap());
+    }
     serving.stop();
 }
 

@@ -11,7 +11,7 @@ use ksf::limits::{Limits, Time};
 use ksf::outgoing::ExchangeRequest;
 use ksf::output::SendBatch;
 use ksf::pool::{Memory, Pool, PoolSpec};
-use ksf::service::ConnKey;
+use ksf::service::{ConnKey, EXPECTED_REPLY_BYTES};
 use ksf::session::OnShard;
 use ksf::{CloseReason, Peer, Turn};
 
@@ -599,12 +599,15 @@ impl World {
         if (kept, kept) != (budget.session_bytes(), told) {
             return Err(format!("{kept} bytes of sessions, {} are counted, {told} are kept", budget.session_bytes()));
         }
-        if budget.bytes() != budget.input_bytes() + owed + kept || kept > self.plan.limits.shard_bytes_max / 2 {
+        let shard_bytes_max = self.plan.limits.shard_bytes_max;
+        // These of each session need no room.
+        let begun = self.plan.places * EXPECTED_REPLY_BYTES;
+        if budget.bytes() != budget.input_bytes() + owed + kept || kept > shard_bytes_max / 2 + begun {
             return Err(format!("{} bytes in all, {kept} of them of sessions", budget.bytes()));
         }
-        let limit = self.plan.limits.shard_bytes_max + self.plan.places * self.plan.one_more_bytes();
-        if owed > limit {
-            return Err(format!("{owed} bytes are owed on the shard, limit {limit}"));
+        let limit = shard_bytes_max + self.plan.places * self.plan.one_more_bytes() + begun;
+        if owed + kept > limit {
+            return Err(format!("{owed} bytes are owed on the shard, and {kept} kept, limit {limit}"));
         }
         let limit = self.plan.limits.connection_bytes_max + self.plan.one_more_bytes();
         if let Some(link) = links.clone().find(|link| link.conn.owed_bytes() > limit) {

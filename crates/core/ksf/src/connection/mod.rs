@@ -703,6 +703,6 @@ impl Connection {
             || self.deferred >= limits.deferred_max
             || owed_bytes >= limits.connection_bytes_max && owed_bytes > 0
             // With a share of its own in the sum, it is looked at again when that share is gone.
-            || owed_bytes > 0 && env.budget.reply_bytes() >= env.limits.shard_bytes_max
+            || owed_bytes > 0 && env.budget.is_full(&env.limits)
     }
 }

@@ -198,7 +198,7 @@ impl DatagramQueues {
         let queue = &mut self.queues[socket as usize];
         let is_too_much = |waiting: usize, counted_bytes: usize, env: &Env| {
             waiting > env.limits.datagram_queue_max
-                || counted_bytes > had_room_bytes && env.budget.reply_bytes() > env.limits.shard_bytes_max
+                || counted_bytes > had_room_bytes && env.budget.owed_bytes() > env.limits.shard_bytes_max
         };
         while is_too_much(waiting, queue.counted_bytes, env) && !queue.unsent.is_empty() {
             waiting -= 1;

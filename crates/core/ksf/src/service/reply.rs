@@ -347,17 +347,12 @@ impl Reply<'_> {
 
 impl<M: Mode> Reply<'_, M> {
     /// Bytes that the service may add to the state of this connection now ([`SessionState::bytes`](super::SessionState::bytes)): up to
-    /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection, and half of `shard_bytes_max` for all
-    /// connections of the shard.
+    /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection; half of `shard_bytes_max` for all
+    /// connections of the shard, and no more than their replies leave of it. The first [`EXPECTED_REPLY_BYTES`] of a connection
+    /// need no room.
     pub fn session_room(&self) -> usize {
         let Env { budget, limits, .. } = &*self.env;
         budget.session_room(self.said.session_bytes, limits.of(self.said.listener), limits)
-    }
-
-    /// Bytes of replies and session state for which the shard has room now: what `shard_bytes_max` leaves. For a service that
-    /// makes a long reply of which no message announced the length, such as a response of a backend.
-    pub fn reply_room(&self) -> usize {
-        self.env.budget.reply_room(&self.env.limits)
     }
 
     /// Answers later, from any thread. The message counts as outstanding until then; called several times, until the

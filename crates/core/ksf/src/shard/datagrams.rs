@@ -62,7 +62,7 @@ impl DatagramService {
 
     /// True while nothing more may be held. With a share of its own in the shard's sum, as for connections.
     fn is_full(&self, env: &Env) -> bool {
-        self.counted_bytes > 0 && env.budget.reply_bytes() >= env.limits.shard_bytes_max
+        self.counted_bytes > 0 && env.budget.is_full(&env.limits)
     }
 
     /// True while datagrams are handed over.

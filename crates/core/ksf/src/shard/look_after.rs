@@ -109,7 +109,7 @@ impl<E: Engine> Shard<E> {
         if let (Some(upstream), Stream::Served(stream)) = (conn.upstream, &conn.stream) {
             let (limits, queued_bytes) = (&self.env.limits, stream.queued_bytes());
             // With a share of its own in the shard's sum, it is looked at again when that share is gone.
-            let is_shard_full = queued_bytes > 0 && self.env.budget.reply_bytes() >= limits.shard_bytes_max;
+            let is_shard_full = queued_bytes > 0 && self.env.budget.is_full(limits);
             let pause = queued_bytes > limits.out_queue_bytes_max || is_shard_full || stream.awaits_room();
             self.pace_exchange(upstream, pause);
         }

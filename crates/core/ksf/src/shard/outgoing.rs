@@ -101,7 +101,7 @@ impl Outgoing {
     fn is_full(&self, env: &Env) -> bool {
         let (limits, queued_bytes) = (&env.limits, self.queued_bytes());
         queued_bytes > limits.out_queue_bytes_max.min(limits.connection_bytes_max)
-            || queued_bytes > 0 && env.budget.reply_bytes() >= limits.shard_bytes_max
+            || queued_bytes > 0 && env.budget.is_full(limits)
     }
 
     /// True when another exchange may use it: nothing of the last one is left.

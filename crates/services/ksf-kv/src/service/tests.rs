@@ -297,6 +297,27 @@ fn a_pipeline_that_waits_is_answered_whole() {
     assert!(!world.conns[1].as_ref().unwrap().is_closing());
 }
 
+/// As if others had taken all of the shard's memory.
+#[test]
+fn a_short_transaction_needs_no_room_and_a_long_one_is_refused() {
+    let mut world = World::new(1);
+    let room_bytes = std::mem::replace(&mut world.env.limits.shard_bytes_max, 1);
+    let value = "x".repeat(1000);
+    let transaction = |world: &mut World, sets: usize| {
+        assert_eq!(world.ask(0, &["MULTI"]), "+OK\r\n");
+        let queued: String = (0..sets).map(|_| world.ask(0, &["SET", "key", &value])).collect();
+        (queued, world.ask(0, &["EXEC"]))
+    };
+    assert_eq!(transaction(&mut world, 3), ("+QUEUED\r\n".repeat(3), format!("*3\r\n{}", "+OK\r\n".repeat(3))));
+    let (queued, done) = transaction(&mut world, 4);
+    assert!(
+        queued.contains("-OOM no room for more of a transaction") && done.starts_with("-EXECABORT"),
+        "{queued}{done}"
+    );
+    world.env.limits.shard_bytes_max = room_bytes;
+    assert_eq!(transaction(&mut world, 4).0, "+QUEUED\r\n".repeat(4));
+}
+
 /// The reply to `SAVE` waits until all earlier writes are durable, also if replies to writes do not wait.
 #[test]
 fn save_waits_for_what_was_acknowledged() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
-use ksf::server::Server;
+use ksf::server::{Builder, Server};
 use ksf_fs::{ExportOptions, FileSettings};
 use ksf_ninep::{ExportSettings, MSIZE_MAX, Ninep, Settings};
 use ksf_proto::p9::{DirEntry, NO_FID, NO_TAG, Names, Qid, Reply, Request, Stat, VERSION};
@@ -40,15 +40,15 @@ impl Place {
     }
 
     pub(crate) fn serve_with(&self, engine: EngineKind, exports: Vec<ExportSettings>, fids_max: usize) -> Serving {
-        self.serve_files(engine, self.files(exports), fids_max)
+        self.serve_on(server(engine), self.files(exports), fids_max)
     }
 
-    pub(crate) fn serve_files(&self, engine: EngineKind, files: FileSettings, fids_max: usize) -> Serving {
+    pub(crate) fn serve_on(&self, server: Builder, files: FileSettings, fids_max: usize) -> Serving {
         let settings = Settings { files, msize_max: MSIZE_MAX, fids_max };
         let ninep = Ninep::open(settings).unwrap();
         let service = Arc::new(ninep.service("9p"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = server(engine).listen(ListenAddr::Tcp(any), service, None).start().unwrap();
+        let server = server.listen(ListenAddr::Tcp(any), service, None).start().unwrap();
         Serving { server, ninep }
     }
 }

@@ -96,9 +96,9 @@ enum BadAnswer {
 }
 
 /// True if the state of a connection may keep `bytes` of a head, `more_bytes` more than before. Each connection may keep a
-/// short head without room, as it may have a short reply. A long head becomes a reply, so both kinds need room for it.
+/// short head without room, as it may have a short reply.
 fn has_room(bytes: usize, more_bytes: usize, reply: &Reply<'_>) -> bool {
-    bytes <= EXPECTED_REPLY_BYTES || more_bytes <= reply.session_room().min(reply.reply_room())
+    bytes <= EXPECTED_REPLY_BYTES || more_bytes <= reply.session_room()
 }
 
 impl Proxy {
