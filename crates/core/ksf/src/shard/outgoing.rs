@@ -28,6 +28,8 @@ pub(super) struct Outgoing {
     output: Output,
     sending: bool,
     sending_bytes: usize,
+    /// Bytes of the batch that are sent. Their memory is free when all of the batch is sent.
+    sent_of_batch: usize,
     /// What the shard's budget knows of it.
     counted_bytes: usize,
     /// The owner's client does not take its bytes, or the owner could not pass on what it was told.
@@ -51,6 +53,7 @@ impl Outgoing {
             output: Output::default(),
             sending: false,
             sending_bytes: 0,
+            sent_of_batch: 0,
             counted_bytes: 0,
             paused: false,
             full: false,
@@ -89,11 +92,11 @@ impl Outgoing {
         }
     }
 
-    /// Tells the shard's budget what waits for the other end now.
+    /// Tells the shard's budget what is held for the other end now.
     fn recount(&mut self, env: &mut Env) {
-        let queued_bytes = self.queued_bytes();
-        env.budget.recount_replies(self.counted_bytes, queued_bytes);
-        self.counted_bytes = queued_bytes;
+        let held_bytes = self.queued_bytes() + self.sent_of_batch;
+        env.budget.recount_replies(self.counted_bytes, held_bytes);
+        self.counted_bytes = held_bytes;
     }
 
     /// True while nothing more is to be passed on. As with connections, it is looked at again when its own share is gone if
@@ -153,6 +156,7 @@ impl Outgoing {
             self.last_activity = env.now;
             self.last_send_progress = env.now;
         }
+        self.sent_of_batch = if done { 0 } else { self.sent_of_batch + bytes };
         self.sending &= !done;
         self.recount(env);
         if self.full
@@ -443,5 +447,30 @@ fn failure_of(error: &io::Error) -> Failure {
         Some(libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE) => Failure::Reset,
         Some(libc::EADDRNOTAVAIL | libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS) => Failure::NoResources,
         _ => Failure::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use crate::pool::{Memory, Pool};
+
+    /// A backend that took all but the last bytes of long messages, and no more, kept their memory uncounted.
+    #[test]
+    fn a_batch_counts_in_full_until_it_is_sent() {
+        const BYTES: usize = 64 << 10;
+        let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 1).unwrap()).unwrap();
+        let (key, to) = (ConnKey { index: 0, generation: 0 }, SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut outgoing = Outgoing { connected: true, ..Outgoing::new(key, to, key, env.now) };
+        outgoing.output.push_chunk(Chunk::from_vec(vec![7; BYTES]), &mut env.spares);
+        outgoing.recount(&mut env);
+        let batch = outgoing.take_batch(env.now).unwrap();
+        for (sent, counted) in [(0, BYTES), (BYTES - 10, BYTES), (9, BYTES), (1, 0)] {
+            outgoing.sent(sent, counted == 0, &mut env);
+            assert_eq!(env.budget.reply_bytes(), counted, "{sent} more bytes are sent");
+        }
+        batch.recycle(&mut env.spares);
+        outgoing.end(&mut env);
     }
 }
