@@ -210,7 +210,7 @@ mod tests {
     use crate::export::ExportOptions;
     use crate::lanes::{LaneOptions, Lanes};
     use crate::layer::FsOptions;
-    use crate::{CreateHow, SetAttr, Stable};
+    use crate::{CreateHow, Resize, SetAttr, Stable};
 
     /// A served directory with its threads.
     struct Served {
@@ -336,7 +336,8 @@ mod tests {
             let (fs, sender, (name, file)) = (Arc::clone(&served.fs), sender.clone(), files[at].clone());
             served.lanes.submit_for(account, 0, Length::Short, 0, move |lane| {
                 let to = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-                let (changed, owed) = lane.owing(|lane| fs.setattr_by_name(lane, &root_user(), &file, &to).result);
+                let (changed, owed) =
+                    lane.owing(|lane| fs.setattr(lane, &root_user(), &file, &to, None, Resize::Writer).result);
                 changed.unwrap();
                 lane.settle(&fs, owed, 0, move |_, settled| sender.send((who, name, settled)).unwrap());
             });
