@@ -215,6 +215,9 @@ fn cells_are_drawn_at_random() {
         assert_eq!(pairs.len(), 2 * count_of(count));
         assert!(pairs.chunks(2).all(|pair| there.get(pair[0]).is_some_and(|value| value == pair[1])), "{pairs:?}");
     }
+    for command in ["SRANDMEMBER s", "HRANDFIELD h"] {
+        assert_eq!(client.ask(&format!("{command} -1048577")), "-ERR at most 1048576 elements can be drawn at a time");
+    }
     // One by one, and many at once.
     for question in ["SRANDMEMBER s", "HRANDFIELD h"] {
         let mut seen = BTreeSet::new();

@@ -458,14 +458,14 @@ impl Work {
             Self::Rename { node, place, dir, name } => {
                 let from = found_at(fs, lane, &node, place.as_deref())?.0.clone();
                 let to = Place { dir: dir.handle.clone(), name };
-                fs.rename(lane, &node.caller, &from.dir, &from.name, &to.dir, &to.name).result?;
-                Done::message(tag, Reply::Rename {}, Some(Change::Moved(from, to)))
+                let moved = rename(fs, lane, &node.caller, from, to)?;
+                Done::message(tag, Reply::Rename {}, moved)
             }
             Self::Renameat { from, from_name, to, to_name } => {
                 let old = Place { dir: from.handle.clone(), name: from_name };
                 let new = Place { dir: to.handle.clone(), name: to_name };
-                fs.rename(lane, &from.caller, &old.dir, &old.name, &new.dir, &new.name).result?;
-                Done::message(tag, Reply::Renameat {}, Some(Change::Moved(old, new)))
+                let moved = rename(fs, lane, &from.caller, old, new)?;
+                Done::message(tag, Reply::Renameat {}, moved)
             }
             Self::Unlinkat { dir, name, directory } => {
                 unlink(fs, lane, &dir.caller, (&dir.handle, &name), directory)?;
@@ -627,6 +627,15 @@ fn unlink(
 ) -> Result<(), FsError> {
     let removed = if directory { fs.rmdir(lane, caller, dir, name) } else { fs.remove(lane, caller, dir, name) };
     removed.result
+}
+
+/// Renames, and says what that changes of the fids: nothing where both names are links of one file, which keeps both
+/// (POSIX, rename).
+fn rename(fs: &Fs, lane: &mut Lane, caller: &Credential, from: Place, to: Place) -> Result<Option<Change>, Errno> {
+    fs.rename(lane, caller, &from.dir, &from.name, &to.dir, &to.name).result?;
+    let mut found = |place: &Place| fs.lookup(lane, caller, &place.dir, &place.name).result.ok();
+    let is_kept = found(&from).is_some_and(|old| found(&to).is_some_and(|new| old.handle == new.handle));
+    Ok((!is_kept).then_some(Change::Moved(from, to)))
 }
 
 /// Name and type of an object, if it still has the name of its walk.

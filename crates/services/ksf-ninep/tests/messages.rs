@@ -414,6 +414,28 @@ fn names_are_made_moved_and_removed() {
     serving.stop();
 }
 
+/// rename() of one link of a file onto another does nothing (POSIX).
+#[test]
+fn a_fid_keeps_its_name_where_a_rename_moves_nothing() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let renameat = Request::Renameat { olddirfid: ROOT, oldname: b"one", newdirfid: ROOT, newname: b"two" };
+    for rename in [Request::Rename { fid: 1, dfid: ROOT, name: b"two" }, renameat] {
+        fs::write(place.path("one"), "").unwrap();
+        fs::hard_link(place.path("one"), place.path("two")).unwrap();
+        client.walk(ROOT, 1, "one").unwrap();
+        client.walk(ROOT, 2, "two").unwrap();
+        client.does(rename).unwrap();
+        assert_eq!(client.stat(1).unwrap().nlink, 2);
+        client.does(Request::Remove { fid: 1 }).unwrap();
+        assert!(!place.path("one").exists() && place.path("two").exists());
+        client.does(Request::Remove { fid: 2 }).unwrap();
+        assert!(!place.path("two").exists());
+    }
+    serving.stop();
+}
+
 /// Each request that has a name in a directory.
 fn with_name<'a>(dir: u32, file: u32, name: &'a [u8]) -> [Request<'a>; 8] {
     let gid = NO_UID;

@@ -36,7 +36,7 @@ pub(super) fn drawn(
         return Ok(found);
     }
     if count < 0 && wanted > DRAWN_MAX {
-        return Err("ERR value is out of range".into());
+        return Err(Failed(format!("ERR at most {DRAWN_MAX} elements can be drawn at a time")));
     }
     let few = wanted <= ONE_BY_ONE_MAX;
     if few && (count < 0 || wanted * 4 <= there) {

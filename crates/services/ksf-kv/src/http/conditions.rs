@@ -1,7 +1,5 @@
 //! Conditions on the version of a key (RFC 9110, section 13), and ranges (section 14).
 
-use std::io::Write;
-
 use super::response::tag;
 
 /// The fields of a request that depend on what the key has.
@@ -27,20 +25,20 @@ pub(super) enum Part {
 }
 
 impl Conditions<'_> {
-    /// The status if the request must not be carried out on a key of this version; `None`: one that is not there.
+    /// The status if the request must not be carried out on a key of this version; `None`: one that is not there. What is
+    /// no list of tags lets no write pass.
     pub(super) fn status(&self, version: Option<u64>, is_read: bool) -> Option<u16> {
-        let names = |list: &[u8], is_weak| version.is_some_and(|version| names(list, version, is_weak));
-        if self.if_match.is_some_and(|list| !names(list, false)) {
+        if self.if_match.is_some_and(|list| names(list, version, false) != Some(true)) {
             return Some(412);
         }
-        let is_known = self.if_none_match.is_some_and(|list| names(list, true));
+        let is_known = self.if_none_match.is_some_and(|list| names(list, version, true).unwrap_or(!is_read));
         is_known.then_some(if is_read { 304 } else { 412 })
     }
 
     /// What is asked for of a value of this version, of so many bytes. What cannot be understood, and several ranges, are
     /// answered with the whole.
     pub(super) fn part(&self, version: u64, length: usize) -> Part {
-        let is_same = self.if_range.is_none_or(|tags| tags != b"*" && names(tags, version, false));
+        let is_same = self.if_range.is_none_or(|given| given.trim_ascii() == tag(version).to_string().as_bytes());
         match self.range {
             Some(range) if is_same => part(range, length).unwrap_or(Part::Whole),
             _ => Part::Whole,
@@ -48,15 +46,34 @@ impl Conditions<'_> {
     }
 }
 
-/// Whether a list of tags has that of a version. Weak ones count only where a comparison is weak.
-fn names(list: &[u8], version: u64, is_weak: bool) -> bool {
-    let mut own = Vec::with_capacity(20);
-    // Writing to a vector does not fail.
-    let _ = write!(own, "{}", tag(version));
-    list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).any(|given| {
-        let strong = given.strip_prefix(b"W/").filter(|_| is_weak).unwrap_or(given);
-        given == b"*" || strong == own
-    })
+/// Whether a list of tags (RFC 9110, sections 8.8.3 and 13.1.1), or `*`, has that of a version. Weak ones count only where a
+/// comparison is weak. `None`: it is no such list.
+fn names(list: &[u8], version: Option<u64>, is_weak: bool) -> Option<bool> {
+    if list.trim_ascii() == b"*" {
+        return Some(version.is_some());
+    }
+    let own = version.map(|version| tag(version).to_string());
+    let (mut has, mut needs_comma, mut rest) = (false, false, list);
+    loop {
+        rest = rest.trim_ascii_start();
+        if let Some(behind) = rest.strip_prefix(b",") {
+            (needs_comma, rest) = (false, behind);
+            continue;
+        }
+        if rest.is_empty() {
+            return Some(has);
+        }
+        let strong = rest.strip_prefix(b"W/");
+        let opaque = strong.unwrap_or(rest).strip_prefix(b"\"")?;
+        let end = opaque.iter().position(|byte| *byte == b'"')?;
+        // No spaces and no control characters; commas and asterisks are as good as letters.
+        if needs_comma || !opaque[..end].iter().all(|byte| matches!(byte, 0x21..=0x7e | 0x80..)) {
+            return None;
+        }
+        let (given, behind) = strong.unwrap_or(rest).split_at(end + 2);
+        has |= (is_weak || strong.is_none()) && own.as_ref().is_some_and(|own| own.as_bytes() == given);
+        (needs_comma, rest) = (true, behind);
+    }
 }
 
 fn part(range: &[u8], length: usize) -> Option<Part> {
@@ -150,14 +167,35 @@ mod tests {
             ("1f", Some(412)),
             ("\"1F\"", Some(412)),
             ("", Some(412)),
+            (", \"a,b\" ,, \"1f\",", None),
+            ("\"*\",\"1f\"", None),
+            ("\"a,*,b\"", Some(412)),
+            ("\"a,\"1f\",b\"", Some(412)),
+            ("\"zz\", *", Some(412)),
+            ("*, \"zz\"", Some(412)),
+            ("\"zz\" \"1f\"", Some(412)),
+            ("\"1f\" \"zz\"", Some(412)),
+            ("\"1f", Some(412)),
+            ("\"1f\", \"a b\"", Some(412)),
         ] {
             assert_eq!(status(true, list, some, false), wanted, "{list}");
             assert_eq!(status(true, list, none, false), Some(412), "{list}");
         }
-        for (list, is_known) in [("\"1f\"", true), ("\"2\",W/\"1f\"", true), ("*", true), ("\"2\"", false)] {
+        for (list, is_known) in [
+            ("\"1f\"", true),
+            ("\"2\",W/\"1f\"", true),
+            ("*", true),
+            ("\"2\"", false),
+            ("\"a,*,b\"", false),
+            ("\"a,W/\", \"b\"", false),
+        ] {
             assert_eq!(status(false, list, some, true), is_known.then_some(304), "{list}");
             assert_eq!(status(false, list, some, false), is_known.then_some(412), "{list}");
             assert_eq!(status(false, list, none, false), None, "{list}");
+        }
+        for malformed in ["1f", "\"2\", *", "\"1f"] {
+            assert_eq!(status(false, malformed, some, true), None, "{malformed}");
+            assert_eq!([some, none].map(|version| status(false, malformed, version, false)), [Some(412); 2]);
         }
         let ranged = |if_range| Conditions { range: Some(b"bytes=0-0"), if_range, ..Conditions::default() };
         let one = Part::Bytes { first: 0, last: 0 };
@@ -167,6 +205,7 @@ mod tests {
             (Some("\"2\""), Part::Whole),
             (Some("W/\"1f\""), Part::Whole),
             (Some("*"), Part::Whole),
+            (Some("\"x\", \"1f\""), Part::Whole),
             (Some("Sun, 06 Nov 1994 08:49:37 GMT"), Part::Whole),
         ] {
             assert_eq!(ranged(if_range.map(str::as_bytes)).part(0x1f, 10), wanted, "{if_range:?}");
