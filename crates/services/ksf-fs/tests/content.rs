@@ -1,7 +1,7 @@
 //! Reading, writing and committing.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{TryRecvError, channel};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
@@ -74,12 +74,13 @@ fn a_file_that_shrinks_gives_fewer_bytes() {
     on_lane(|lane| {
         let served = Served::open_to_all();
         let file = served.make(lane, "file").handle;
-        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let changed = fs::OpenOptions::new().write(true).open(served.path("file")).unwrap();
+            // Dropped in the end, also by a failure.
+            let (_works, is_over) = channel::<()>();
+            let changed = fs::OpenOptions::new().write(true).open(served.path("file")).unwrap();
+            scope.spawn(move || {
                 let full = vec![7; 256 << 10];
-                while !is_over.load(Ordering::SeqCst) {
+                while is_over.try_recv() == Err(TryRecvError::Empty) {
                     std::os::unix::fs::FileExt::write_all_at(&changed, &full, 0).unwrap();
                     changed.set_len(5).unwrap();
                 }
@@ -90,7 +91,6 @@ fn a_file_that_shrinks_gives_fewer_bytes() {
                 assert!(bytes.iter().all(|byte| *byte == 7 || *byte == 0));
                 assert_eq!(bytes.len(), read.count);
             }
-            is_over.store(true, Ordering::SeqCst);
         });
     });
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{TryRecvError, channel};
 
 use crate::common::{
     Attr, Client, OK, Place, Wcc, handle, hold_lanes, made, mode, named, read_args, split, write_args,
@@ -416,12 +416,13 @@ fn files_that_shrink_are_read_and_written_as_far_as_they_go() {
     let mut client = serving.client();
     let root = client.mnt(&place.path("")).unwrap();
     let [seen, changed] = ["seen", "changed"].map(|name| client.create(&root, name));
-    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let open = |name| fs::File::options().write(true).open(place.path(name)).unwrap();
-            let (seen, changed) = (open("seen"), open("changed"));
-            while !is_over.load(Ordering::SeqCst) {
+        // Dropped in the end, also by a failure.
+        let (_works, is_over) = channel::<()>();
+        let local = ["seen", "changed"].map(|name| fs::File::options().write(true).open(place.path(name)).unwrap());
+        scope.spawn(move || {
+            let [seen, changed] = local;
+            while is_over.try_recv() == Err(TryRecvError::Empty) {
                 seen.write_all_at(&[7; FULL], 0).unwrap();
                 changed.set_len(0).unwrap();
                 seen.set_len(5).unwrap();
@@ -444,7 +445,6 @@ fn files_that_shrink_are_read_and_written_as_far_as_they_go() {
             assert!(Wcc::read(&mut r).after.is_some());
             assert_eq!((r.u32().unwrap(), r.u32().unwrap() >= stable), (10_000, true));
         }
-        is_over.store(true, Ordering::SeqCst);
     });
     client.done(7, &write_args(&changed, 0, 0, &[9; 10_000]));
     assert_eq!(fs::read(place.path("changed")).unwrap()[..10_000], [9; 10_000]);
