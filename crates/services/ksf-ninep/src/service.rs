@@ -365,7 +365,7 @@ impl NinepService {
                 let (id, node) = fids.closed(fid)?;
                 let node = shared(node);
                 let directory = flags & open_flag::DIRECTORY != 0;
-                Work::Open { id, node, how: how_of(flags), directory, iounit }
+                Work::Open { id, node, how: how_of(flags), directory, iounit, open: None }
             }
             Request::Lcreate { fid, name, flags, mode, gid } => {
                 let (id, dir) = fids.closed(fid)?;
@@ -557,7 +557,7 @@ struct Job {
 struct Ended {
     asked: Asked,
     done: Done,
-    /// The request, if it was about attributes and went by the handle.
+    /// The request, if it was an open or about attributes, and went by the handle.
     unnamed: Option<Work>,
 }
 

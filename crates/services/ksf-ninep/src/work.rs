@@ -39,6 +39,7 @@ pub(crate) enum Work {
         how: OpenHow,
         directory: bool,
         iounit: u32,
+        open: Option<OpenFile>,
     },
     Create {
         id: FidId,
@@ -268,11 +269,15 @@ impl Work {
         size_of::<Self>() + more
     }
 
-    /// A copy of a request that reads or changes attributes by handle, for a second try: [`Work::with_open`] makes it use an
-    /// open file.
+    /// A copy of a request that opens an object by handle, or reads or changes its attributes, for a second try: [`Work::with_open`]
+    /// makes it use an open file.
     pub(crate) fn by_handle(&self) -> Option<Self> {
         let open = None;
         match self {
+            Self::Open { id, node, how, directory, iounit, open: None } => {
+                let node = Arc::clone(node);
+                Some(Self::Open { id: *id, node, how: *how, directory: *directory, iounit: *iounit, open })
+            }
             Self::Getattr { node, open: None } => Some(Self::Getattr { node: Arc::clone(node), open }),
             Self::Setattr { node, open: None, to } => Some(Self::Setattr { node: Arc::clone(node), open, to: *to }),
             Self::Xattrwalk { id, node, name, open: None } => {
@@ -284,7 +289,8 @@ impl Work {
     }
 
     pub(crate) fn with_open(mut self, file: OpenFile) -> Self {
-        if let Self::Getattr { open, .. }
+        if let Self::Open { open, .. }
+        | Self::Getattr { open, .. }
         | Self::Setattr { open, .. }
         | Self::Xattrwalk { open, .. }
         | Self::SetXattr { open, .. } = &mut self
@@ -364,12 +370,21 @@ impl Work {
                 let walked = walk(fs, lane, &from, &names);
                 walked_to(tag, walked, (id, names.len(), in_place))?
             }
-            Self::Open { id, node, how, directory, iounit } => {
+            Self::Open { id, node, how, directory, iounit, open } => {
                 // Before the open, which may truncate.
-                if directory && fs.getattr(lane, &node.handle)?.file_type != FileType::Directory {
-                    return Err(Errno::NOTDIR);
+                if directory {
+                    let file_type = match &open {
+                        Some(file) => file.file_type(),
+                        None => fs.getattr(lane, &node.handle)?.file_type,
+                    };
+                    if file_type != FileType::Directory {
+                        return Err(Errno::NOTDIR);
+                    }
                 }
-                let (file, attr) = fs.open(lane, &node.caller, &node.handle, how)?;
+                let (file, attr) = match &open {
+                    Some(file) => fs.open_again(lane, &node.caller, file, how)?,
+                    None => fs.open(lane, &node.caller, &node.handle, how)?,
+                };
                 let reply = Reply::Lopen { qid: qid_of(&attr), iounit };
                 Done::message(tag, reply, Some(Change::Opened(id, None, file)))
             }

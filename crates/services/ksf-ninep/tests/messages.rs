@@ -309,6 +309,14 @@ fn open_files_stay_usable_when_they_are_removed() {
         let stat = client.stat(fid).unwrap();
         assert_eq!((stat.size, stat.nlink), (8, 0), "fid {fid}");
     }
+    // Once more, as Linux' client does with cache=mmap for a shared mapping.
+    client.walk(1, 6, "").unwrap();
+    assert_eq!(client.does(Request::Lopen { fid: 6, flags: BOTH | open_flag::DIRECTORY }), Err(libc::ENOTDIR));
+    client.does(Request::Lopen { fid: 6, flags: BOTH }).unwrap();
+    client.does(Request::Write { fid: 6, offset: 0, data: Data(b"C") }).unwrap();
+    assert_eq!(client.read(2, 0, 100).unwrap(), b"Content!");
+    client.does(Request::Write { fid: 2, offset: 0, data: Data(b"c") }).unwrap();
+    client.clunk(6).unwrap();
     let set = |client: &mut Client, fid, to| client.does(Request::Setattr { fid, to });
     let size = SetStat { valid: 0x8, size: 3, ..SetStat::default() };
     set(&mut client, 2, size).unwrap();
@@ -346,11 +354,15 @@ fn open_files_stay_usable_when_they_are_removed() {
         let mode = SetStat { valid: 0x1, mode: 0o777, ..SetStat::default() };
         assert_eq!(set(&mut other, 1, mode), Err(libc::EPERM));
         assert_eq!(set(&mut other, 1, size), Err(libc::EACCES));
+        other.walk(1, 2, "").unwrap();
+        assert_eq!(other.does(Request::Lopen { fid: 2, flags: BOTH }), Err(libc::EACCES));
+        other.does(Request::Lopen { fid: 2, flags: 0 }).unwrap();
     }
     client.list(3, 0, 4096).unwrap_or_default();
     client.clunk(2).unwrap();
     assert_eq!(client.stat(1), Err(libc::ESTALE), "nothing is open of it");
     assert_eq!(set(&mut client, 1, size), Err(libc::ESTALE), "nothing is open of it");
+    assert_eq!(client.does(Request::Lopen { fid: 1, flags: 0 }), Err(libc::ESTALE), "nothing is open of it");
     client.clunk(1).unwrap();
     client.clunk(3).unwrap();
     serving.stop();

@@ -258,12 +258,33 @@ impl Fs {
         how: OpenHow,
     ) -> Result<(OpenFile, Attr), FsError> {
         let node = self.node(lane, handle)?;
-        let file_type = node.attr.file_type;
+        self.open_for_client(lane, credential, (handle, &node.descriptor, node.attr.file_type), how)
+    }
+
+    /// [`Fs::open`] of the object of an open file, which may have lost its last name.
+    pub fn open_again(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        OpenFile(opened): &OpenFile,
+        how: OpenHow,
+    ) -> Result<(OpenFile, Attr), FsError> {
+        lane.check()?;
+        self.open_for_client(lane, credential, (&opened.handle, opened.file()?, opened.file_type), how)
+    }
+
+    fn open_for_client(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        (handle, object, file_type): (&Handle, &OwnedFd, FileType),
+        how: OpenHow,
+    ) -> Result<(OpenFile, Attr), FsError> {
         check_type(file_type, how)?;
         let call = self.begin(lane, credential, handle, how.write || how.truncate)?;
         let slot = self.open_files.take(&lane.account)?;
         let changing = how.truncate.then(|| self.attrs.changing(handle));
-        let opened = lane.as_caller(&call.caller, || self.reopen(&node.descriptor, how.flags()))?;
+        let opened = lane.as_caller(&call.caller, || self.reopen(object, how.flags()))?;
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
