@@ -12,6 +12,7 @@ mod power;
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::support::export::Place;
 use crate::support::{Server, engines};
@@ -41,8 +42,9 @@ fn sums_are_right(place: &Place) {
     assert!(fs::read_to_string(place.export().join("sums")).unwrap().lines().count() > 10);
 }
 
-/// Runs all tools on NFS, and those of people on 9P with these kinds of cache; fsx runs on 9P with each kind.
-fn tools_run(caches: &str) {
+/// Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
+/// 9P with each kind.
+fn tools_run(caches: &str, tested: &str) {
     let Some(_turn) = may_run() else { return };
     for tool in ["fio", "postmark", "dbench", "stress-ng"] {
         let Some(_) = program_or_skip(tool) else { return };
@@ -57,9 +59,9 @@ fn tools_run(caches: &str) {
     let load: String = load.split_inclusive('\n').take(3000).collect();
     let guest = Guest::new(include_str!("tools.sh")).file(fsx, "/fsx").text("/load.txt", load);
     let guest = guest.env("PORT_9P", server_9p.address(" tcp ").port().to_string());
-    let guest = guest.env("EXPORT_9P", place_9p.export().to_str().unwrap()).env("CACHES", caches);
+    let guest = guest.env("EXPORT_9P", place_9p.export().to_str().unwrap()).env("CACHES", caches).env("TESTED", tested);
     let lab = ["9pnet_fd", "9p"].into_iter().fold(guest.lab(&server, &place), Lab::module);
-    let output = lab.run().unwrap().checked().unwrap();
+    let output = lab.time_limit(Duration::from_secs(900)).run().unwrap().checked().unwrap();
     assert!(output.ends_with(" end\n"), "{output}");
     sums_are_right(&place);
     sums_are_right(&place_9p);
@@ -69,13 +71,14 @@ fn tools_run(caches: &str) {
 
 #[test]
 fn tools_and_tests_of_file_systems_run_on_a_mounted_export() {
-    tools_run("none");
+    tools_run("none", "");
 }
 
 #[test]
-#[ignore = "soak: the same with each cache of 9P"]
+#[ignore = "soak: the same with each cache of 9P, and with the tests of file systems there"]
 fn tools_run_on_a_mounted_export_with_the_caches_of_9p() {
-    tools_run("none mmap loose");
+    let caches = "none mmap loose";
+    tools_run(caches, caches);
 }
 
 #[test]

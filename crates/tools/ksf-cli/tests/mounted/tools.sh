@@ -1,4 +1,5 @@
-# What people do on a file system, and what tests of file systems do: on NFS, and a shorter list on 9P, with $CACHES all of that list.
+# What people do on a file system, and what tests of file systems do: on NFS, and on 9P a shorter list of the first with each of
+# $CACHES, and the second with each of $TESTED.
 # Each line that begins with "==" names the next step, and has the seconds since the machine was started.
 step() {
     read -r uptime idle </proc/uptime
@@ -44,29 +45,37 @@ people() {
     test ! -e out
 }
 
+# tests STRESSORS: of file systems, here.
+tests() {
+    step "$PWD: fio"
+    fio --name=cached --directory=. --size=1m --bs=4k --rw=randwrite --verify=crc32c --fallocate=none --thread --minimal >/dev/null
+    fio --name=direct --directory=. --size=512k --bs=4k --rw=randwrite --direct=1 --verify=crc32c --fallocate=none --thread --minimal >/dev/null
+
+    step "$PWD: postmark"
+    printf "set location $PWD\nset number 50\nset transactions 50\nrun\nquit\n" >/tmp/postmark
+    postmark /tmp/postmark | grep -A1 '^Deleting files'
+
+    step "$PWD: dbench"
+    dbench -t 2 -D . -c /load.txt 2 | grep '^Throughput'
+
+    step "$PWD: stress-ng"
+    chosen=$1
+    set --
+    for stressor in $chosen; do
+        set -- "$@" --$stressor 1 --$stressor-ops 5
+    done
+    stress-ng --verify --temp-path . --timeout 5 "$@" 2>/dev/null
+}
+stressors='access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod open rename revio seek touch utime'
+mapped='msync'
+
 cd /mnt
 people '1 2 3' 1000
 
 step /mnt: fsx
 /fsx -N 1000 -S 7 -q -P /tmp /mnt/fsx
 
-step /mnt: fio
-fio --name=cached --directory=/mnt --size=1m --bs=4k --rw=randwrite --verify=crc32c --fallocate=none --thread --minimal >/dev/null
-fio --name=direct --directory=/mnt --size=512k --bs=4k --rw=randwrite --direct=1 --verify=crc32c --fallocate=none --thread --minimal >/dev/null
-
-step /mnt: postmark
-printf 'set location /mnt\nset number 50\nset transactions 50\nrun\nquit\n' >/tmp/postmark
-postmark /tmp/postmark | grep -A1 '^Deleting files'
-
-step /mnt: dbench
-dbench -t 2 -D /mnt -c /load.txt 2 | grep '^Throughput'
-
-step /mnt: stress-ng
-set --
-for stressor in access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod msync open rename revio seek touch utime; do
-    set -- "$@" --$stressor 1 --$stressor-ops 5
-done
-stress-ng --verify --temp-path /mnt --timeout 5 "$@" 2>/dev/null
+tests "$stressors $mapped"
 
 step /mnt: sums
 find . -type f -print0 | sort -z | xargs -0 sha256sum >/tmp/sums
@@ -82,9 +91,10 @@ for cache in none mmap loose; do
     mkdir /9p/$cache
     cd /9p/$cache
     case $CACHES in *$cache*) people 1 50 ;; esac
+    config=/tmp/mapped more=$mapped
+    test $cache != none || config=/tmp/none more=
+    case $TESTED in *$cache*) tests "$stressors $more" ;; esac
     step "$PWD: fsx"
-    config=/tmp/mapped
-    test $cache != none || config=/tmp/none
     /fsx -f $config -N 300 -S 7 -q -P /tmp fsx
     step "$PWD: sums"
     cd /9p
