@@ -57,8 +57,8 @@ const EMPTY_LINES_MAX: u8 = 32;
 const TURN_WORK_MAX: u64 = 16 << 10;
 /// How often a shard looks for keys that have ended; at once in the next turn if it left some.
 const SWEEP_INTERVAL_NS: u64 = 1_000_000;
-/// What it does then at most: it looks at about 4,000 keys, and takes 128 out.
-const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128 };
+/// What it does then at most: it looks at about 4,000 keys, and takes 128 out, or fewer long ones.
+const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128, work_max: TURN_WORK_MAX };
 /// How often it looks while it waits for room in its log, and nothing else happens.
 const SWEEP_AGAIN_MS: u64 = 100;
 /// The longest that it sleeps while keys end later: the clock by which they end may be set.

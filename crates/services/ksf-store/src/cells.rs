@@ -11,6 +11,8 @@
 //! however many cells it has, and the order in which records are read at a start makes no difference. The records of cells
 //! that a base outweighs count as older records of the key, as those of strings do.
 
+use smallvec::SmallVec;
+
 use crate::format::{Kind, Lsn, Record};
 use crate::index::leaf::{ENTRY_BYTES, Entry, OLDER_MAX, Origin, Value};
 use crate::index::{Index, Locked};
@@ -273,32 +275,44 @@ impl Store {
         self.cursor(next)
     }
 
-    /// Brings the record of a cell into the index, if it is the newest of its cell and newer than the base of its key.
-    pub(crate) fn apply_cell(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) {
-        let base = locked.get(record.key);
-        if base.is_some_and(|base| base.origin.version > record.version) {
-            locked.add_older(record.key);
-            self.outdate_at(origin, record.encoded_bytes());
-            return;
-        }
+    /// Brings records of cells of one key, which one log has in this order, into the index. A record that is older than its cell, or
+    /// than the base of the key, is dead.
+    pub(crate) fn apply_cells<'r>(
+        &self,
+        locked: &mut Locked<'_>,
+        key: &[u8],
+        records: impl IntoIterator<Item = (&'r Record<'r>, Origin)>,
+    ) {
+        let base = locked.get(key);
         let was_there = base.is_some_and(|base| self.is_there(&base));
         let (mut head, mut expires_ms) = match base {
             Some(Entry { value: Value::Cells(head), expires_ms, .. }) => (Head::decode(head), expires_ms),
             _ => (Head::default(), None),
         };
         let (base_origin, older) = base.map_or((Origin::default(), 0), |base| (base.origin, base.older));
-        let name = cell_key_of(record);
-        let is_live = match record.kind {
-            Kind::Remove => false,
-            Kind::Expire => record.expires_ms.is_some(),
-            _ => true,
-        };
-        let changed = self.cells().with(&[&name], |cells| {
-            let before = cells.get(&name);
-            if before.is_some_and(|before| before.origin.version > record.version) {
-                cells.add_older(&name);
+        let mut outweighed = 0_u32;
+        let counting = records.into_iter().filter_map(|(record, origin)| {
+            if base_origin.version > record.version {
+                outweighed += 1;
+                self.outdate_at(origin, record.encoded_bytes());
                 return None;
             }
+            Some((cell_key_of(record), (record, origin)))
+        });
+        let mut last = None;
+        let mut places = SmallVec::new();
+        self.cells().with_each(counting, |cells, name, (record, origin)| {
+            let before = cells.get(name);
+            if before.is_some_and(|before| before.origin.version > record.version) {
+                cells.add_older(name);
+                self.outdate_at(origin, record.encoded_bytes());
+                return;
+            }
+            let is_live = match record.kind {
+                Kind::Remove => false,
+                Kind::Expire => record.expires_ms.is_some(),
+                _ => true,
+            };
             let was_live = before.is_some_and(|before| before.value != Value::Gone);
             let score = before.and_then(|before| match before.value {
                 Value::Here(value) if head.shape == Shape::SortedSet => Some(score_of(value)),
@@ -310,22 +324,17 @@ impl Store {
             }
             let value = if is_live { Value::Here(record.value) } else { Value::Gone };
             // A tombstone weighs only against what is older.
-            let expires_ms = record.expires_ms;
-            cells.set(&Entry { key: &name, value, origin, expires_ms, older: cell_older });
-            Some((was_live, score))
-        });
-        let Some((was_live, score)) = changed else {
-            self.outdate_at(origin, record.encoded_bytes());
-            return;
-        };
-        head.version = head.version.max(record.version);
-        if let Some(shape) = Shape::of(record.kind) {
-            head.shape = shape;
-        }
-        if record.kind == Kind::Expire {
-            expires_ms = record.expires_ms;
-        } else {
-            self.reorder(record, score);
+            cells.set(&Entry { key: name, value, origin, expires_ms: record.expires_ms, older: cell_older });
+            last = Some(origin);
+            head.version = head.version.max(record.version);
+            if let Some(shape) = Shape::of(record.kind) {
+                head.shape = shape;
+            }
+            if record.kind == Kind::Expire {
+                expires_ms = record.expires_ms;
+                return;
+            }
+            moved_place(record, score, &mut places);
             let place = place_of(record.subkey);
             match (was_live, is_live) {
                 (false, true) => {
@@ -338,52 +347,54 @@ impl Store {
                 }
                 _ => {}
             }
-        }
-        head.seen.retain(|(log, lsn)| *log != origin.log && *lsn > self.promised(*log));
-        head.seen.push((origin.log, Lsn(origin.lsn.0 + 1)));
-        let is_there = head.count > 0;
+        });
+        (0..outweighed).for_each(|_| locked.add_older(key));
+        let Some(last) = last else { return };
+        self.reorder(places);
+        head.seen.retain(|(log, lsn)| *log != last.log && *lsn > self.promised(*log));
+        head.seen.push((last.log, Lsn(last.lsn.0 + 1)));
+        let (is_there, older) = (head.count > 0, older.saturating_add(outweighed).min(OLDER_MAX));
         let head = head.encode();
-        locked.set(&Entry { key: record.key, value: Value::Cells(&head), origin: base_origin, expires_ms, older });
+        locked.set(&Entry { key, value: Value::Cells(&head), origin: base_origin, expires_ms, older });
         self.count_key(was_there, is_there);
     }
 
-    /// Keeps the order of a sorted set, of which a member had a score.
-    fn reorder(&self, record: &Record<'_>, before: Option<f64>) {
-        let order = |score: f64| cell_key(record.key, Part::Order, &[&score_order(score)[..], record.subkey].concat());
-        if let Some(score) = before {
-            let name = order(score);
-            self.cells().with(&[&name], |cells| cells.remove(&name));
-        }
-        if record.kind == Kind::Scored {
-            let name = order(score_of(record.value));
-            let entry =
-                Entry { key: &name, value: Value::Here(&[]), origin: Origin::default(), expires_ms: None, older: 0 };
-            self.cells().with(&[&name], |cells| cells.set(&entry));
-        }
+    /// Changes the order of sorted sets.
+    fn reorder(&self, mut places: Places) {
+        // What goes is in front of what comes to the same place.
+        places.sort_unstable();
+        self.cells().with_each(places, |cells, name, comes| {
+            if !comes {
+                cells.remove(name);
+                return;
+            }
+            let (value, origin) = (Value::Here(&[]), Origin::default());
+            cells.set(&Entry { key: name, value, origin, expires_ms: None, older: 0 });
+        });
     }
 
     /// A base outweighs the cells of a key: takes them out. Returns how many of their records are on a medium.
     pub(crate) fn bury_cells(&self, key: &[u8]) -> u32 {
-        let (mut names, mut older) = (Vec::new(), 0_u32);
+        let mut older = 0_u32;
         let front = cell_key(key, Part::End, &[]);
-        let front = &front[..front.len() - 1];
-        self.cells().scan(front, |entry| {
-            let is_of_key = entry.key.starts_with(front);
-            if is_of_key {
-                names.push(entry.key.to_vec());
-                if entry.origin.lsn != Lsn::default() {
-                    older = older.saturating_add(entry.older + 1);
-                    if !entry.is_settled() {
-                        self.outdate_at(entry.origin, cell_bytes(entry));
-                    }
+        self.cells().remove_front(&front[..front.len() - 1], |entry| {
+            if entry.origin.lsn != Lsn::default() {
+                older = older.saturating_add(entry.older + 1);
+                if !entry.is_settled() {
+                    self.outdate_at(entry.origin, cell_bytes(entry));
                 }
             }
-            is_of_key
         });
-        for name in &names {
-            self.cells().with(&[name], |cells| cells.remove(name));
-        }
         older.min(OLDER_MAX)
+    }
+
+    /// Tombstones of cells that were just written, of which nothing older is left, are dead: the same command had written that.
+    pub(crate) fn settle_cells(&self, records: &[Record<'_>]) {
+        let tombstones = records.iter().filter(|record| matches!(record.kind, Kind::Remove | Kind::Expire));
+        self.cells().with_each(tombstones.map(|record| (cell_key_of(record), ())), |cells, name, ()| {
+            let settled = cells.get(name).filter(Entry::is_settled);
+            settled.iter().for_each(|cell| self.outdate_at(cell.origin, cell_bytes(cell)));
+        });
     }
 
     /// After a start, the first place of a list, of which the records came in no order.
@@ -400,6 +411,20 @@ impl Store {
             let Entry { origin, expires_ms, older, .. } = entry;
             locked.set(&Entry { key, value: Value::Cells(&head), origin, expires_ms, older });
         });
+    }
+}
+
+/// Keys of the order of sorted sets, each with whether it comes or goes.
+type Places = SmallVec<[(Vec<u8>, bool); 2]>;
+
+/// Notes where the member of a sorted set goes from and comes to by a record, which had a score before.
+fn moved_place(record: &Record<'_>, before: Option<f64>, places: &mut Places) {
+    let after = (record.kind == Kind::Scored).then(|| score_order(score_of(record.value)));
+    let before = before.map(score_order);
+    if before != after {
+        let place = |order: [u8; 8]| cell_key(record.key, Part::Order, &[&order[..], record.subkey].concat());
+        places.extend(before.map(|order| (place(order), false)));
+        places.extend(after.map(|order| (place(order), true)));
     }
 }
 

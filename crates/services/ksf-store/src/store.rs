@@ -743,7 +743,7 @@ impl Shard {
         budget: SweepBudget,
         mut removed: impl FnMut(&[u8], Needs),
     ) -> Result<bool, UpdateError> {
-        let SweepBudget { leaves_max, keys_max } = budget;
+        let SweepBudget { leaves_max, keys_max, work_max } = budget;
         let store = Arc::clone(&self.store);
         let has_memory = store.free_some(leaves_max);
         let ended = {
@@ -754,7 +754,12 @@ impl Shard {
             store.is_sweeping.store(goes_on, Ordering::Relaxed);
             ended
         };
+        let begun = work::done();
         for key in &ended {
+            if work::done() - begun >= work_max {
+                // The others are found again.
+                return Ok(true);
+            }
             let done = self.update(&[&key[..]], clock, |update| update.remove_ended(key));
             if matches!(done, Err(UpdateError::Undone)) {
                 // No command waits for it. The cleaner knows what is wanted.
@@ -1125,17 +1130,26 @@ impl Appender<'_> {
             return Err(UpdateError::Undone);
         }
         appended?;
-        for (record, lsn) in records.iter().zip(places) {
-            let outdated = store.apply(locked, record, Origin { log: *number, lsn, version: record.version });
-            match outdated {
-                // This log is at hand.
-                Some((origin, bytes)) if origin.log == *number && origin.lsn != Lsn::default() => {
-                    log.forget(origin.lsn, bytes);
+        let mut places = places.into_iter();
+        // Cells of one key together.
+        for run in records.chunk_by(|one, next| !is_base(one.kind) && !is_base(next.kind) && one.key == next.key) {
+            let placed = run.iter().zip(&mut places);
+            let mut placed =
+                placed.map(|(record, lsn)| (record, Origin { log: *number, lsn, version: record.version }));
+            if !is_base(run[0].kind) {
+                store.apply_cells(locked, run[0].key, placed);
+                store.settle_cells(run);
+            } else if let Some((record, origin)) = placed.next() {
+                match store.apply_base(locked, record, origin) {
+                    // This log is at hand.
+                    Some((origin, bytes)) if origin.log == *number && origin.lsn != Lsn::default() => {
+                        log.forget(origin.lsn, bytes);
+                    }
+                    Some((origin, bytes)) => store.outdate_at(origin, bytes),
+                    None => {}
                 }
-                Some((origin, bytes)) => store.outdate_at(origin, bytes),
-                None => {}
+                store.settle_base(locked, record);
             }
-            store.settle(locked, record);
         }
         **last_version = first_version + records.len() as u64 - 1;
         let end = Lsn(last.0 + 1);
@@ -1162,6 +1176,8 @@ pub struct SweepBudget {
     pub leaves_max: usize,
     /// Keys that it takes out.
     pub keys_max: usize,
+    /// [Work](crate::work) after which it takes no further one out: the elements of a key are work, too.
+    pub work_max: u64,
 }
 
 /// What cleaning made of a record.
@@ -1296,35 +1312,15 @@ impl Store {
         });
     }
 
-    /// A record that was just brought in, and says that something is gone of which there is nothing older, is out of date:
-    /// the same command had brought that.
-    fn settle(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
-        match record.kind {
-            Kind::Drop => {
-                locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));
-            }
-            Kind::Remove | Kind::Expire => {
-                let name = cell_key_of(record);
-                self.cells.with(&[&name], |cells| {
-                    let settled = cells.get(&name).filter(Entry::is_settled);
-                    settled.iter().for_each(|cell| self.outdate_at(cell.origin, cell_bytes(cell)));
-                });
-            }
-            _ => {}
+    /// The record of a removed key that was just written, of which nothing older is left, is dead: the same command had written that.
+    fn settle_base(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
+        if record.kind == Kind::Drop {
+            locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));
         }
     }
 
-    /// Brings a record into the index, if it is the newest of what it is about. Returns a record that is out of date by that, of
-    /// so many bytes, of which its log is still to be told.
-    fn apply(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
-        if is_base(record.kind) {
-            self.apply_base(locked, record, origin)
-        } else {
-            self.apply_cell(locked, record, origin);
-            None
-        }
-    }
-
+    /// Brings the base of a key into the index, if it is the newest. Returns a record that is out of date by that, of so many bytes,
+    /// of which its log is still to be told.
     fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
         let before = locked.get(record.key);
         let was_there = before.is_some_and(|before| self.is_there(&before));

@@ -119,6 +119,9 @@ impl Change<'_> {
 
     /// The records of the change, but for their versions.
     pub(crate) fn records<'r>(&'r self, key: &'r [u8], received_ns: Option<u64>, to: &mut Records<'r>) {
+        if let Change::Cells(change) = self {
+            to.reserve(change.cells.len());
+        }
         let mut push = |kind, expires_ms, subkey, value| {
             to.push(Record { kind, version: 0, expires_ms, received_ns, key, subkey, value });
         };
@@ -436,7 +439,7 @@ impl<'l, 'k> Update<'l, 'k> {
         if from == to {
             return Ok(true);
         }
-        let (mut bytes, mut cells) = (self.copied_bytes, BTreeMap::new());
+        let (mut bytes, mut cells) = (self.copied_bytes, Vec::new());
         if shape == Shape::String {
             bytes += Record::bytes_of(to.len(), value_bytes, expires_ms.is_some());
         }
@@ -444,7 +447,7 @@ impl<'l, 'k> Update<'l, 'k> {
         self.view.walk(from, &[], |subkey, value| {
             bytes += Record::bytes_of(to.len() + subkey.len(), value.len(), false);
             if bytes <= bytes_max {
-                cells.insert(subkey.to_vec(), Some(value.to_vec()));
+                cells.push((subkey.to_vec(), Some(value.to_vec())));
             }
             bytes <= bytes_max
         });
@@ -459,7 +462,8 @@ impl<'l, 'k> Update<'l, 'k> {
         }
         self.remove(to);
         let change = self.change(to, shape);
-        (change.count, change.first, change.cells) = (count, first, cells);
+        // In order, which fills the map faster than one after the other.
+        (change.count, change.first, change.cells) = (count, first, cells.into_iter().collect());
         (change.expires_ms, change.expiry_changed) = (expires_ms, expires_ms.is_some());
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! A command on a key that is there takes no memory: counted, not believed.
+//! Memory that commands take: counted, not believed.
 
 mod common;
 mod opened;
@@ -6,8 +6,10 @@ mod opened;
 use std::num::NonZeroUsize;
 
 use common::Medium;
+use ksf_store::cells::Shape;
 use ksf_store::log::Geometry;
 use ksf_store::store::{Clock, Shard};
+use ksf_store::update::Update;
 use ksf_test::alloc::{Counting, allocations};
 use opened::open;
 
@@ -58,5 +60,34 @@ fn a_warm_set_and_get_of_a_key_that_is_there_allocate_nothing() {
             }
         }
         assert!(round < WARM_ROUNDS || counted == 0, "{counted} allocations for {KEYS} keys in round {round}");
+    }
+}
+
+/// Each member took the memory of several heads of its key: `COPY` and `RENAME` of long values held others up for a second.
+#[test]
+fn copy_allocates_little_for_each_element() {
+    const MEMBERS: u64 = 10_000;
+    let block_bytes = NonZeroUsize::new(4096).unwrap();
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: SEGMENT_BYTES as u64 };
+    let mut media = vec![Medium::new(4, SEGMENT_BYTES)];
+    let (_store, mut shards) = open(geometry, &mut media, &mut 1, None);
+    let (shard, clock) = (&mut shards[0], Clock { now_ms: 1, received_ns: None });
+    let keys: [&[u8]; 3] = [b"long", b"copied", b"renamed"];
+    let [long, copied, renamed] = keys;
+    let mut count = |command: &dyn Fn(&mut Update<'_, 'static>)| {
+        let before = allocations();
+        shard.update(&keys, clock, command).unwrap();
+        let counted = allocations() - before;
+        drain(shard, &mut media[0]);
+        counted
+    };
+    count(&|update| {
+        (0..MEMBERS).for_each(|at| assert!(update.set_cell(long, Shape::Set, format!("{at:08}").as_bytes(), &[])));
+    });
+    let of_copy = count(&|update| assert_eq!(update.copy(long, copied, SEGMENT_BYTES), Ok(true)));
+    let of_rename = count(&|update| assert_eq!(update.rename(copied, renamed, SEGMENT_BYTES), Ok(true)));
+    for counted in [of_copy, of_rename] {
+        // Its name, alone and behind that of the key; and its share of leaves.
+        assert!(counted < 4 * MEMBERS, "{counted} allocations for {MEMBERS} members");
     }
 }

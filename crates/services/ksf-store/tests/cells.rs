@@ -12,7 +12,7 @@ use ksf_store::format::{Kind, Lsn};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
 use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
-use ksf_store::update::View;
+use ksf_store::update::{Update, View};
 use ksf_test::{Random, TestRandom};
 
 const SHARDS: usize = 3;
@@ -255,7 +255,7 @@ impl World {
         let shard = self.random.within(0..=SHARDS - 1);
         let clock = Clock { now_ms: self.now_ms, received_ns: None };
         let Self { shards, writes, swept, store, .. } = self;
-        let budget = SweepBudget { leaves_max: 2, keys_max: 3 };
+        let budget = SweepBudget { leaves_max: 2, keys_max: 3, work_max: 20 };
         let done = shards[shard].sweep(clock, budget, |key, needs| {
             let mut cells = 0;
             store.walk(key, |_, _| cells += 1);
@@ -436,6 +436,120 @@ fn expired_write_is_absent_to_its_own_update() {
         assert_eq!(seen, Some((Shape::Set, BTreeMap::from([(b"new".to_vec(), Vec::new())]), None)));
         let (is, _) = shards[0].read(&[key, other], NOW_MS, |view| [key, other].map(|key| state(view, key)));
         assert_eq!(is, [seen, None]);
+    }
+}
+
+const NOW: Clock = Clock { now_ms: 1000, received_ns: None };
+
+/// A log with room for long values, and its medium.
+fn long_log() -> (Geometry, [Medium; 1]) {
+    let block_bytes = NonZeroUsize::new(512).unwrap();
+    let geometry = Geometry { store: 9, block_bytes, segment_bytes: 4 << 20 };
+    (geometry, [Medium::new(8, geometry.segment_bytes as usize)])
+}
+
+/// Carries out a command, and brings it to the medium.
+fn carry_out(
+    shard: &mut Shard,
+    medium: &mut Medium,
+    keys: &[&'static [u8]],
+    command: impl FnOnce(&mut Update<'_, 'static>),
+) {
+    shard.update(keys, NOW, command).unwrap();
+    while let Some(write) = shard.next_write(4, 0) {
+        medium.put(write.place, write.offset as usize, &write.bytes);
+        shard.written(write.id, true, write.bytes);
+    }
+    assert_eq!(shard.store().memory().sizes(), shard.store().measure());
+}
+
+/// Elements of one key lie in many leaves, and those of its neighbours in the first and the last of them.
+#[test]
+fn long_values_are_copied_renamed_and_removed_whole() {
+    const CELLS: i64 = 2_000;
+    const NAMES: [&[u8]; 6] = [b"k0", b"k1", b"k2", b"k3", b"k4", b"k5"];
+    let [before, long, between, copied, moved, behind] = NAMES;
+    let (geometry, mut media) = long_log();
+    let mut epoch = 1;
+    let (_, mut shards) = open(geometry, &mut media, &mut epoch, None);
+    for shape in [Shape::Hash, Shape::Set, Shape::List, Shape::SortedSet] {
+        let cell = |at: i64| match shape {
+            Shape::Set => (at.to_string().into_bytes(), Vec::new()),
+            Shape::List => (place_key(at).to_vec(), at.to_le_bytes().to_vec()),
+            // In another order than their scores, which several members share.
+            Shape::SortedSet => (at.to_string().into_bytes(), score_value((at % 500 * 7 % 11) as f64).to_vec()),
+            _ => (at.to_string().into_bytes(), at.to_le_bytes().to_vec()),
+        };
+        let neighbours = [before, between, copied, behind];
+        carry_out(&mut shards[0], &mut media[0], &NAMES, |update| {
+            for key in neighbours {
+                assert!(update.set_cell(key, Shape::Hash, b"field", key));
+            }
+            for (subkey, value) in (0..CELLS).map(cell) {
+                assert!(update.set_cell(long, shape, &subkey, &value));
+            }
+        });
+        let gone: Vec<i64> = if shape == Shape::List { (0..300).collect() } else { (0..CELLS).step_by(7).collect() };
+        let changed = || (CELLS / 2..CELLS).step_by(3).map(|at| (cell(at).0, cell(at + i64::from(at % 2 == 0)).1));
+        carry_out(&mut shards[0], &mut media[0], &NAMES, |update| {
+            gone.iter().for_each(|at| assert!(update.remove_cell(long, &cell(*at).0)));
+            for (subkey, value) in changed() {
+                update.set_cell(long, shape, &subkey, &value);
+            }
+        });
+        let mut expected: BTreeMap<_, _> = (0..CELLS).map(cell).collect();
+        gone.iter().for_each(|at| assert!(expected.remove(&cell(*at).0).is_some()));
+        expected.extend(changed());
+        let expected = Some((shape, expected, None));
+        let field = |key: &[u8]| Some((Shape::Hash, BTreeMap::from([(b"field".to_vec(), key.to_vec())]), None));
+        let read = |shard: &mut Shard| NAMES.map(|key| shard.read(&[key], NOW.now_ms, |view| state(view, key)).0);
+        let others = [field(before), field(between), field(behind)];
+        let [first, second, third] = others.clone();
+        assert_eq!(read(&mut shards[0]), [first, expected.clone(), second, field(copied), None, third]);
+
+        carry_out(&mut shards[0], &mut media[0], &NAMES, |update| {
+            assert_eq!(update.copy(long, copied, usize::MAX), Ok(true));
+        });
+        let [first, second, third] = others.clone();
+        assert_eq!(read(&mut shards[0]), [first, expected.clone(), second, expected.clone(), None, third]);
+        carry_out(&mut shards[0], &mut media[0], &NAMES, |update| {
+            assert_eq!(update.rename(copied, moved, usize::MAX), Ok(true));
+        });
+        let [first, second, third] = others;
+        let all = [first, expected.clone(), second, None, expected, third];
+        assert_eq!(read(&mut shards[0]), all);
+        epoch += 1;
+        let store;
+        (store, shards) = open(geometry, &mut media, &mut epoch, None);
+        assert_eq!(read(&mut shards[0]), all);
+
+        carry_out(&mut shards[0], &mut media[0], &NAMES, |update| {
+            for key in NAMES {
+                update.remove(key);
+            }
+        });
+        assert_eq!((store.keys(), store.cells().len()), (0, 0));
+    }
+}
+
+#[test]
+fn sweep_of_long_keys_stops_after_its_work() {
+    const KEYS: [&[u8]; 6] = [b"0", b"1", b"2", b"3", b"4", b"5"];
+    const CELLS: u64 = 1_000;
+    let (geometry, mut media) = long_log();
+    let (store, mut shards) = open(geometry, &mut media, &mut 1, None);
+    carry_out(&mut shards[0], &mut media[0], &KEYS, |update| {
+        for key in KEYS {
+            (0..CELLS).for_each(|at| assert!(update.set_cell(key, Shape::Set, &at.to_be_bytes(), &[])));
+            update.expire(key, Some(NOW.now_ms + 1));
+        }
+    });
+    let clock = Clock { now_ms: NOW.now_ms + 1, ..NOW };
+    // Nearly that of two keys.
+    let budget = SweepBudget { leaves_max: 100, keys_max: 100, work_max: 2 * CELLS - 1 };
+    for left in [4, 2, 0] {
+        assert_eq!(shards[0].sweep(clock, budget, |_, _| {}), Ok(left > 0));
+        assert_eq!(store.keys(), left);
     }
 }
 

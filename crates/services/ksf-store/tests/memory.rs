@@ -246,7 +246,7 @@ fn keys_without_room_are_refused_until_a_flush() {
     stage.assert_counted();
     assert_eq!(stage.try_set(0, 8), Err(UpdateError::Undone), "the memory comes back in steps");
     assert!(matches!(stage.shard.undone(), Some(Undone::Short)));
-    let budget = ksf_store::store::SweepBudget { leaves_max: 1, keys_max: 1 };
+    let budget = ksf_store::store::SweepBudget { leaves_max: 1, keys_max: 1, work_max: 1 };
     while stage.shard.sweep(Clock::default(), budget, |_, _| {}).unwrap() {
         stage.assert_counted();
     }

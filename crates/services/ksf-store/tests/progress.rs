@@ -603,9 +603,10 @@ fn keys_that_are_gone_give_their_memory_back() {
             assert!(served.set(0, key, 64), "of {keys} keys one in {part} was gone");
         }
         served.flush(0);
-        while served.shards[0].sweep(Clock::default(), SweepBudget { leaves_max: 100, keys_max: 1 }, |_, _| {}).unwrap()
-        {
-        }
+        while served.shards[0]
+            .sweep(Clock::default(), SweepBudget { leaves_max: 100, keys_max: 1, work_max: 1 }, |_, _| {})
+            .unwrap()
+        {}
     }
 }
 

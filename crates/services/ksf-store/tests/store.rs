@@ -330,7 +330,7 @@ impl World {
     fn sweep(&mut self) {
         let shard = self.random.within(0..=SHARDS - 1);
         let clock = Clock { now_ms: self.now_ms, received_ns: None };
-        let budget = SweepBudget { leaves_max: 2, keys_max: self.random.within(1..=5) };
+        let budget = SweepBudget { leaves_max: 2, keys_max: self.random.within(1..=5), work_max: u64::MAX };
         let Self { shards, writes, history, .. } = self;
         let before = writes.len();
         let done = shards[shard].sweep(clock, budget, |key, needs| {

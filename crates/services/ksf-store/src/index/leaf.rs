@@ -509,12 +509,31 @@ impl Leaf {
         self.bury(at);
         self.slots.remove(at);
         self.hints.remove(at);
+        self.shrink();
+        true
+    }
+
+    /// Removes the keys that begin with `front`, and hands each entry to `take` before. Returns their number.
+    pub(crate) fn remove_front(&mut self, front: &[u8], mut take: impl FnMut(&Entry<'_>)) -> usize {
+        let from = self.find(front).unwrap_or_else(|at| at);
+        let count = self.slots[from..].partition_point(|slot| self.key(slot).starts_with(front));
+        for at in from..from + count {
+            self.entry(at).iter().for_each(&mut take);
+            self.bury(at);
+        }
+        self.slots.drain(from..from + count);
+        self.hints.drain(from..from + count);
+        self.shrink();
+        count
+    }
+
+    /// Gives memory back after entries went.
+    fn shrink(&mut self) {
         // The slack of many that went is memory that no other leaf can use.
         if self.slots.capacity() > self.len() + self.len() / 4 + 16 {
             self.pack();
         }
         self.tidy();
-        true
     }
 
     /// The record of a key was written again elsewhere.

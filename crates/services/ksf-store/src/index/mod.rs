@@ -322,6 +322,27 @@ impl Locked<'_> {
         self.added -= isize::from(removed);
         removed
     }
+
+    /// Removes the keys of the only leaf that begin with `front`.
+    fn remove_front(&mut self, front: &[u8], take: impl FnMut(&Entry<'_>)) {
+        if let Some(at) = self.guards.place(front) {
+            let removed = self.change(at, |leaf| leaf.remove_front(front, take));
+            self.added -= removed as isize;
+            work::add(removed as u64);
+        }
+    }
+
+    /// True if the only leaf may have a key in front of its [`end`](Self::end), and may still grow.
+    fn takes(&self, key: &[u8]) -> bool {
+        let [(first, leaf)] = self.guards.all() else { return false };
+        !is_odd(first, leaf) && *first <= key
+    }
+
+    /// The first key behind the range of the only leaf; `None`: it is the last one.
+    fn end<'t>(&self, top: &'t Top) -> Option<&'t [u8]> {
+        let guard = self.guards.all().first()?;
+        top.behind(guard.0).map(|(next, _)| next)
+    }
 }
 
 impl Index {
@@ -371,20 +392,63 @@ impl Index {
         let odd = RefCell::default();
         let result = {
             let top = self.read();
-            let guards = Guards::of(&top, keys);
-            command(Locked {
-                guards,
-                last: Cell::new(NOWHERE),
-                added: 0,
-                more: Sizes::default(),
-                index: self,
-                odd: &odd,
-            })
+            command(self.lock(&top, keys, &odd))
         };
+        self.reshape_all(odd);
+        result
+    }
+
+    /// Calls `each` for items with the leaf of their key locked. In the order of their keys, those of one leaf cost one search for it,
+    /// and one lock.
+    pub(crate) fn with_each<T>(
+        &self,
+        items: impl IntoIterator<Item = (Vec<u8>, T)>,
+        mut each: impl FnMut(&mut Locked<'_>, &[u8], T),
+    ) {
+        let mut items = items.into_iter();
+        let mut next = items.next();
+        while let Some((key, item)) = next.take() {
+            let odd = RefCell::default();
+            {
+                let top = self.read();
+                let mut locked = self.lock(&top, &[&key], &odd);
+                each(&mut locked, &key, item);
+                next = items.next();
+                let end = next.as_ref().and_then(|_| locked.end(&top));
+                let is_of_leaf = |locked: &Locked<'_>, key: &[u8]| locked.takes(key) && end.is_none_or(|end| key < end);
+                while let Some((key, item)) = next.take_if(|(key, _)| is_of_leaf(&locked, key)) {
+                    each(&mut locked, &key, item);
+                    next = items.next();
+                }
+            }
+            self.reshape_all(odd);
+        }
+    }
+
+    /// Removes the keys that begin with `front`, and hands each entry to `take` before.
+    pub(crate) fn remove_front(&self, front: &[u8], mut take: impl FnMut(&Entry<'_>)) {
+        let mut from: Option<Box<[u8]>> = Some(front.into());
+        while let Some(key) = from {
+            let odd = RefCell::default();
+            from = {
+                let top = self.read();
+                let mut locked = self.lock(&top, &[&key], &odd);
+                locked.remove_front(front, &mut take);
+                locked.end(&top).filter(|next| next.starts_with(front)).map(Box::from)
+            };
+            self.reshape_all(odd);
+        }
+    }
+
+    fn lock<'a>(&'a self, top: &'a Top, keys: &[&[u8]], odd: &'a RefCell<Vec<Box<[u8]>>>) -> Locked<'a> {
+        let guards = Guards::of(top, keys);
+        Locked { guards, last: Cell::new(NOWHERE), added: 0, more: Sizes::default(), index: self, odd }
+    }
+
+    fn reshape_all(&self, odd: RefCell<Vec<Box<[u8]>>>) {
         for first in odd.into_inner() {
             self.reshape(&first);
         }
-        result
     }
 
     /// Splits a leaf if it is still too long, and takes it away if it is still empty.

@@ -524,7 +524,7 @@ impl Store {
             if is_copied {
                 self.outdate_at(origin, record.encoded_bytes());
             } else {
-                self.apply_cell(locked, record, origin);
+                self.apply_cells(locked, record.key, [(record, origin)]);
             }
         });
     }
