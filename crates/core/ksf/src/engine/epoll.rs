@@ -179,7 +179,10 @@ impl Engine for Epoll {
             self.conns.resize_with(at + 1, Conn::default);
         }
         self.conns[at] = Conn { key: Some(conn), socket, reading, ..Conn::default() };
-        self.update_interest(conn.index);
+        // One that is opened unread may end in this turn, without a system call. Else its reading is set.
+        if reading != Reading::Off {
+            self.update_interest(conn.index);
+        }
     }
 
     fn connect(&mut self, conn: ConnKey, to: SocketAddr) {
@@ -363,7 +366,8 @@ impl Epoll {
         };
         let interest = reading | if state.batch.is_some() || state.connecting { OUT } else { 0 };
         let (told, socket) = (state.interest, state.socket);
-        let Some(conn) = state.key.filter(|_| told.unwrap_or(0) != interest) else { return };
+        // Also without interest: a reset is reported then, too.
+        let Some(conn) = state.key.filter(|_| told != Some(interest)) else { return };
         self.conns[index as usize].interest = Some(interest);
         if told.is_some() {
             // Changing an entry that is there cannot fail.
