@@ -241,7 +241,7 @@ impl Budget {
         false
     }
 
-    /// A connection owes nothing, or ends: the place without room goes to another one, if it has that.
+    /// A connection owes nothing, nor does its outgoing one, or it ends: the place without room goes to another one, if it has that.
     #[inline]
     pub(crate) fn return_reply_pass(&mut self, key: ConnKey) {
         if self.reply_pass == Some(key) {

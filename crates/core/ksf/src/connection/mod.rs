@@ -635,7 +635,8 @@ impl Connection {
             env.budget.recount_replies(self.counted_bytes, owed_bytes);
             self.counted_bytes = owed_bytes;
         }
-        if owed_bytes == 0 && self.deferred == 0 {
+        // What it passed on is owed by the outgoing connection, which returns the place when all of that is sent.
+        if owed_bytes == 0 && self.deferred == 0 && !self.exchange.open {
             env.budget.return_reply_pass(self.key);
         }
         self.wait_for_files(env);

@@ -97,6 +97,11 @@ impl Outgoing {
         let held_bytes = self.queued_bytes() + self.sent_of_batch;
         env.budget.recount_replies(self.counted_bytes, held_bytes);
         self.counted_bytes = held_bytes;
+        if held_bytes == 0
+            && let Some(owner) = self.owner
+        {
+            env.budget.return_reply_pass(owner);
+        }
     }
 
     /// True while nothing more is to be passed on. As with connections, it is looked at again when its own share is gone if
