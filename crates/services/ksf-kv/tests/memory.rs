@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::common::bound::{bound_bytes, slot_bytes};
 use crate::common::table::{self, Driven, Size};
 use crate::common::*;
 use ksf::engine::EngineKind;
@@ -40,17 +41,6 @@ fn limits() -> Limits {
         send_timeout_ms: 600_000,
         ..Limits::default()
     }
-}
-
-/// What docs/memory.md states for these limits, beyond a server that has no connection.
-fn bound_bytes(shards: usize, connections: usize) -> usize {
-    let Limits { shard_bytes_max, assembly_bytes_max, .. } = limits();
-    let replies = shard_bytes_max + 2 * REPLY_BYTES_MAX;
-    // Buffers of 128 KiB that hold what was on its way to the slots.
-    let buffers = ksf::server::SLOTS as usize * (128 << 10);
-    let input = 2 * assembly_bytes_max + buffers + ksf::budget::PASSES * MESSAGE_BYTES_MAX;
-    let slots = ksf::server::SLOTS as usize * ksf::server::SLOT_BYTES as usize;
-    shards * (replies + input + slots) + connections * (16 << 10)
 }
 
 /// Serves, so that only the memory of the server is measured.
@@ -145,7 +135,7 @@ impl Apart {
             assert!(took < soon, "{what}: PING took {took:?}");
             most = most.max(self.taken_bytes());
         }
-        let bound = bound_bytes(Self::shards(), peers.len());
+        let bound = bound_bytes(&limits(), REPLY_BYTES_MAX, Self::shards(), peers.len());
         drop(peers);
         let stored = self.stored_bytes().saturating_sub(stored_before);
         assert!(most <= bound + bound / 4 + stored, "{what}: {most} bytes of {bound}, {stored} stored");
@@ -176,8 +166,7 @@ impl Apart {
 
     /// Receive slots stay, and some of what is freed is returned only when there is more of it.
     fn check_memory_is_returned(&self, what: &str) {
-        let slots = ksf::server::SLOTS as usize * ksf::server::SLOT_BYTES as usize;
-        let rest = Self::shards() * (slots + (16 << 20));
+        let rest = Self::shards() * (slot_bytes() + (16 << 20));
         wait_until(format_args!("{what}: memory is returned"), || self.taken_bytes() <= rest + rest / 4);
         self.ping(what);
     }

@@ -2,18 +2,24 @@
 
 use std::fmt::Display;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use ksf::limits::Limits;
 use ksf_proto::oncrpc::record::put_record;
 use ksf_proto::oncrpc::{CallHeader, NFS_PROGRAM, OpaqueAuth};
 use ksf_proto::p9::{Data, NO_FID, NO_TAG, NO_UID, Names, Reply, Request, VERSION};
 use ksf_proto::xdr::XdrWrite as _;
 use ksf_test::stream::connect;
-use ksf_test::{rpc, wait_until};
+use ksf_test::{may_have_networks, own_network, rpc, sysctl, wait_until};
+use rustix::net::sockopt::set_socket_linger;
 
+use self::bound::slot_bytes;
 use crate::support::export::{Calls, Place, opaque};
 use crate::support::{Folder, Server, engines, ksf, value};
+
+#[path = "../../../services/ksf-kv/tests/common/bound.rs"]
+mod bound;
 
 const CONNECTIONS: usize = 1000;
 /// Longest reply of each service here.
@@ -21,7 +27,7 @@ const REPLY_BYTES: usize = 1 << 20;
 const SHARD_BYTES_MAX: usize = 24 << 20;
 const ASSEMBLY_BYTES_MAX: usize = 8 << 20;
 const MESSAGE_BYTES_MAX: usize = (1 << 20) + 4096;
-const LIMITS: [&str; 14] = [
+const LIMITS: [&str; 16] = [
     "--shard-bytes-max",
     "24m",
     "--assembly-bytes-max",
@@ -34,6 +40,8 @@ const LIMITS: [&str; 14] = [
     "--pressure-timeout-ms",
     "60000",
     "--send-timeout-ms",
+    "600000",
+    "--assembly-timeout-ms",
     "600000",
     "--idle-timeout-ms",
     "0",
@@ -48,16 +56,14 @@ fn limits_in_a_file() -> String {
     pairs.collect()
 }
 
-/// What docs/memory.md states for these limits, beyond a server that has no connection.
 fn bound_bytes() -> usize {
-    let replies = SHARD_BYTES_MAX + 2 * REPLY_BYTES;
-    let input = 2 * ASSEMBLY_BYTES_MAX + ksf::budget::PASSES * MESSAGE_BYTES_MAX;
-    shards() * (replies + input + slot_bytes()) + CONNECTIONS * (16 << 10)
-}
-
-/// Receive slots of a shard.
-fn slot_bytes() -> usize {
-    ksf::server::SLOTS as usize * ksf::server::SLOT_BYTES as usize
+    let limits = Limits {
+        shard_bytes_max: SHARD_BYTES_MAX,
+        assembly_bytes_max: ASSEMBLY_BYTES_MAX,
+        message_bytes_max: MESSAGE_BYTES_MAX,
+        ..Limits::default()
+    };
+    bound::bound_bytes(&limits, REPLY_BYTES, shards(), CONNECTIONS)
 }
 
 fn shards() -> usize {
@@ -69,6 +75,14 @@ fn start(words: &[&str]) -> Server {
     let mut command = ksf();
     command.args(words).args(LIMITS);
     Server::start_command(command, 1)
+}
+
+/// A network in which the kernel takes little of what is sent and not read: the rest stays with the server.
+fn have_short_sockets() {
+    own_network();
+    if may_have_networks() {
+        sysctl("ipv4/tcp_wmem", "4096 16384 65536");
+    }
 }
 
 /// In which a small request is answered. What kept others waiting kept them for 15 s and more; beside other tests on two CPUs the
@@ -201,7 +215,7 @@ impl Attack<'_> {
                 sent += bytes;
             }
             // RST in place of FIN.
-            rustix::net::sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+            set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
             drop(peer);
             if at % 50 == 0 {
                 let more = self.resident_bytes().saturating_sub(idle);
@@ -232,9 +246,9 @@ fn the_demo_server_takes_no_more_than_is_stated() {
 
 #[test]
 fn the_proxy_takes_no_more_than_is_stated() {
+    have_short_sockets();
     for engine in engines() {
-        // Each waits in the kernel, too, at both ends of a connection: with a MiB in each, TCP has no memory for other tests.
-        let length = (256 << 10).to_string();
+        let length = REPLY_BYTES.to_string();
         let page =
             Server::start(&["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0", "--body-bytes", &length], 1);
         let backend = page.address(" tcp ").to_string();
@@ -244,6 +258,44 @@ fn the_proxy_takes_no_more_than_is_stated() {
         Attack { name: format!("{engine}: proxy"), server: &proxy, request, small }.run();
         proxy.stop();
         page.stop();
+    }
+}
+
+/// A backend that takes connections, and nothing that they send.
+fn silent_backend() -> TcpListener {
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    // Accepted connections have the same, and those of all clients wait to be accepted.
+    rustix::net::sockopt::set_socket_recv_buffer_size(&backend, 4096).unwrap();
+    rustix::net::listen(&backend, 4096).unwrap();
+    backend
+}
+
+#[test]
+fn a_proxy_whose_backend_does_not_read_takes_no_more_than_is_stated() {
+    have_short_sockets();
+    let fill = "x".repeat(60 << 10);
+    let long_head = format!("GET / HTTP/1.1\r\nHost: localhost\r\nA: {fill}\r\n\r\n").into_bytes();
+    let post = format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {REPLY_BYTES}\r\n\r\n");
+    let requests = [
+        ("long heads", long_head.repeat(4)),
+        ("POST", [post.as_bytes(), &vec![b'x'; REPLY_BYTES]].concat()),
+        ("pipelined requests", http("GET", "/").repeat(20_000)),
+    ];
+    for engine in engines() {
+        for (what, request) in &requests {
+            let backend = silent_backend();
+            let address = backend.local_addr().unwrap().to_string();
+            let args = ["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0", "-x", &address];
+            let patient = ["--header-bytes-max", "64k", "--upstream-timeout-ms", "600000"];
+            let proxy = start(&[&args[..], &patient].concat());
+            // The proxy answers that itself.
+            let small = b"OPTIONS / HTTP/1.1\r\nHost: localhost\r\nMax-Forwards: 0\r\n\r\n".to_vec();
+            let (name, request) = (format!("{engine}: proxy, {what}"), request.clone());
+            // A client that only ended its direction would still be owed its responses.
+            let attack = Attack { name, server: &proxy, request, small: (small, OK.to_vec()) };
+            attack.run_after(|peer| set_socket_linger(peer, Some(Duration::ZERO)).unwrap());
+            proxy.stop();
+        }
     }
 }
 
@@ -390,6 +442,7 @@ fn ninep_takes_no_more_than_is_stated() {
 
 #[test]
 fn the_store_takes_no_more_than_is_stated() {
+    have_short_sockets();
     for engine in engines() {
         let folder = Folder::new();
         let data = folder.path("store");
@@ -405,7 +458,10 @@ fn the_store_takes_no_more_than_is_stated() {
         drop(client);
         let small = (http("GET", "/short"), OK.to_vec());
         let request = http("GET", "/long").repeat(4);
-        Attack { name: format!("{engine}: store over HTTP"), server: &server, request, small }.run();
+        Attack { name: format!("{engine}: store over HTTP"), server: &server, request, small: small.clone() }.run();
+        let head = format!("PUT /long HTTP/1.1\r\nHost: localhost\r\nContent-Length: {REPLY_BYTES}\r\n\r\n");
+        let request = [head.as_bytes(), &vec![b'x'; REPLY_BYTES - 1]].concat();
+        Attack { name: format!("{engine}: unfinished PUT"), server: &server, request, small }.run();
         let small = (b"*2\r\n$3\r\nGET\r\n$5\r\nshort\r\n".to_vec(), b"$1\r\nx\r\n".to_vec());
         let request = b"*2\r\n$3\r\nGET\r\n$4\r\nlong\r\n".repeat(4);
         Attack { name: format!("{engine}: store over RESP"), server: &server, request, small }.run();

@@ -1,5 +1,6 @@
 //! A server on a real folder, its clients, and Redis to compare with.
 
+pub(crate) mod bound;
 pub(crate) mod table;
 
 use std::io::{BufRead, BufReader, Read, Write};
