@@ -57,11 +57,22 @@ pub(crate) fn starting(names: &[&str]) -> Option<Starting> {
     let ask = || tell(&[NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32)]);
     tell(&[NotifyState::Status(&status)]);
     ask();
-    let (stop, stopped) = mpsc::channel();
-    let work = move || extend(&stopped, EXTEND_EVERY, cpu_time, ask);
-    let thread = thread::Builder::new().name("ksf-starting".into()).spawn(work);
-    let thread = thread.inspect_err(|error| say(&format_args!("warning: cannot ask for a longer start: {error}")));
-    Some(Starting { stop: Some(stop), thread: thread.ok() })
+    Some(Starting::begin(EXTEND_EVERY, cpu_time, ask))
+}
+
+impl Starting {
+    /// Calls `ask` as [`extend`] does, until it is dropped.
+    fn begin(
+        every: Duration,
+        used: impl FnMut() -> Duration + Send + 'static,
+        ask: impl FnMut() + Send + 'static,
+    ) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let work = move || extend(&stopped, every, used, ask);
+        let thread = thread::Builder::new().name("ksf-starting".into()).spawn(work);
+        let thread = thread.inspect_err(|error| say(&format_args!("warning: cannot ask for a longer start: {error}")));
+        Self { stop: Some(stop), thread: thread.ok() }
+    }
 }
 
 impl Drop for Starting {
@@ -128,24 +139,57 @@ fn tell(states: &[NotifyState<'_>]) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ksf_test::PATIENCE;
+
     use super::*;
 
+    const SHORT: Duration = Duration::from_micros(1);
+
+    /// A recovery of several periods, of which the test decides what CPU time it has used at each look.
     #[test]
-    fn start_asks_for_time_only_while_it_makes_progress() {
-        let (stop, stopped) = mpsc::channel();
-        let mut stop = Some(stop);
-        // Progress, none, too little, progress, and the end.
-        let mut used = [0, 5000, 5000, 5900, 9000, 9000].map(Duration::from_micros).into_iter();
-        let mut asked = Vec::new();
-        let mut looks = 0;
-        let used = || {
-            looks += 1;
-            if looks == 6 {
-                stop = None;
-            }
-            used.next().expect("it has stopped")
-        };
-        extend(&stopped, Duration::from_micros(1), used, || asked.push(()));
-        assert_eq!(asked.len(), 2);
+    fn start_asks_again_while_it_makes_progress_and_ends_with_it() {
+        let (looked, looks) = mpsc::sync_channel(0);
+        let (asks, asked) = mpsc::channel();
+        let used = move || looks.recv().unwrap_or(Duration::ZERO);
+        let starting = Starting::begin(SHORT, used, move || asks.send(()).expect("the test waits"));
+        // Returns when the one before it was judged.
+        let look = |used_us| looked.send(Duration::from_micros(used_us)).expect("it looks");
+        look(0);
+        for used_us in [5_000, 10_000, 15_000] {
+            look(used_us);
+            asked.recv_timeout(PATIENCE).expect("it asks once for each period");
+        }
+        // It hangs; then it does less than the looks themselves.
+        [15_000, 15_000, 15_900].into_iter().for_each(look);
+        // It goes on.
+        look(20_000);
+        asked.recv_timeout(PATIENCE).expect("it asks again");
+        look(20_000);
+        assert_eq!(asked.try_recv(), Err(mpsc::TryRecvError::Empty), "it asked without progress");
+        drop(looked);
+        // The services are ready.
+        drop(starting);
+        assert_eq!(asked.try_recv(), Err(mpsc::TryRecvError::Disconnected), "its thread has ended");
+    }
+
+    #[test]
+    fn work_of_any_thread_is_progress() {
+        let (asks, asked) = mpsc::channel();
+        let (every, ask) = (Duration::from_millis(5), move || asks.send(()).expect("the test waits"));
+        let starting = Starting::begin(every, cpu_time, ask);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let all = (0..3).all(|_| asked.recv_timeout(PATIENCE).is_ok());
+            is_over.store(true, Ordering::Relaxed);
+            assert!(all, "it asks while a thread works");
+        });
+        drop(starting);
     }
 }
