@@ -15,7 +15,7 @@ mod forward;
 mod head;
 mod target;
 
-pub use body::{Body, BodyLength, MalformedBody, unchunked};
+pub use body::{Body, BodyLength, CHUNK_END, LAST_CHUNK, MalformedBody, begin_chunk, unchunked};
 pub use forward::{forward_request, forward_response};
 pub use head::{Asked, BadHead, FIELDS_MAX, Request, Response, head_bytes};
 pub use target::{Authority, Target};

@@ -7,7 +7,10 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes, unchunked};
+use ksf_proto::http1::{
+    Body, BodyLength, CHUNK_END, LAST_CHUNK, Request, Response, begin_chunk, forward_request, forward_response,
+    head_bytes, unchunked,
+};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -110,6 +113,17 @@ impl Passed {
         body.may_end_here().then(|| self.complete(first, length, &passed))?;
         Some(passed.len())
     }
+
+    /// Passes on a body without a length, which ends with its connection.
+    fn pieces_as_chunks(&mut self, first: &str, body: &[u8], step: usize) {
+        for piece in body.chunks(step) {
+            begin_chunk(piece.len(), &mut self.bytes);
+            self.bytes.extend_from_slice(piece);
+            self.bytes.extend_from_slice(CHUNK_END);
+        }
+        self.bytes.extend_from_slice(LAST_CHUNK);
+        self.complete(first, BodyLength::UntilClose, body);
+    }
 }
 
 /// Passes on a stream of requests, up to the first that is refused.
@@ -136,11 +150,16 @@ fn pass_responses(mut stream: &[u8], to_head: bool, step: usize) -> Passed {
     while let Some(length) = head_bytes(stream, 0) {
         let (head, behind) = stream.split_at(length);
         let Ok(response) = Response::parse(head, to_head) else { break };
-        if forward_response(head, 1, true, &mut passed.bytes).is_err() {
+        let in_chunks = response.body == BodyLength::UntilClose;
+        if forward_response(head, 1, true, in_chunks, &mut passed.bytes).is_err() {
             break;
         }
         passed.is_whole = false;
         let shown = response.status.to_string();
+        if in_chunks {
+            passed.pieces_as_chunks(&shown, behind, step);
+            break;
+        }
         if response.status >= 200 {
             passed.body(&shown, response.body, behind, step);
             break;

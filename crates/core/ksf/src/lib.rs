@@ -50,5 +50,7 @@ mod turn;
 pub use error::{CloseReason, Error};
 pub use logged::Unlogged;
 pub use server::Server;
-pub use service::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, SessionState, WorkerService};
+pub use service::{
+    Message, Order, Peer, Pieces, Profile, Refused, Reply, ReplyEnd, Service, SessionState, WorkerService,
+};
 pub use turn::{Closer, Releaser, Turn, Waker};

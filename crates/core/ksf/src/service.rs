@@ -243,6 +243,21 @@ pub struct SessionState {
     /// Of a service with [`Framing::Custom`]: the message that was handed over last is a part, of which the next part is to come.
     /// It has [`assembly_timeout_ms`](Limits::assembly_timeout_ms) from now to arrive. False by default.
     pub awaits_rest: bool,
+    /// The end of the reply that was begun last. Of streams only.
+    pub reply_end: ReplyEnd,
+}
+
+/// How a peer learns that it has all of a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplyEnd {
+    /// By the reply itself: its length, or a mark behind it.
+    #[default]
+    Marked,
+    /// By an orderly end of the connection, after [`Reply::close`]. An end for another reason, or before all of the reply is
+    /// sent, is a reset.
+    Close,
+    /// Not at all, because the rest of the reply is missing. The end of the connection is a reset.
+    CutShort,
 }
 
 /// Order of replies on a stream.

@@ -683,6 +683,7 @@ impl Service for Kv {
             is_stranger,
             bytes: conn.session.transaction.kept_bytes() + head_bytes,
             awaits_rest,
+            ..ksf::service::SessionState::default()
         }
     }
 

@@ -9,6 +9,7 @@ use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
 use ksf::pool::Chunk;
+use ksf_proto::http1::unchunked;
 use ksf_services::http::Proxy;
 use proptest::prelude::*;
 
@@ -94,6 +95,17 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).expect("these tests send text")
 }
 
+/// How the proxy ends the head of a response that it puts into chunks.
+const IN_CHUNKS: &str = "\r\nVia: 1.1 ksf\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+/// A response with one chunk in place of those that the proxy made of the pieces in which the body arrived.
+fn in_one_chunk(got: String) -> String {
+    let Some((head, body)) = got.split_once(IN_CHUNKS) else { return got };
+    let data = text(unchunked(body.as_bytes()));
+    let end = if body.ends_with("\r\n0\r\n\r\n") { "0\r\n\r\n" } else { "" };
+    format!("{head}{IN_CHUNKS}{:x}\r\n{data}\r\n{end}", data.len())
+}
+
 #[test]
 fn a_request_goes_to_a_backend_and_its_answer_to_the_client() {
     let mut meeting = Meeting::new(&proxy(1, true));
@@ -135,7 +147,7 @@ const STAYS: Exchange = Exchange {
     backend_stays: true,
 };
 
-const EXCHANGES: [Exchange; 9] = [
+const EXCHANGES: [Exchange; 10] = [
     Exchange {
         name: "a body with a length",
         request: "POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nGET / HTT",
@@ -156,11 +168,21 @@ const EXCHANGES: [Exchange; 9] = [
     Exchange {
         name: "an answer until the end of the connection",
         answer: "HTTP/1.0 200 OK\r\n\r\nall there is",
+        returned: "HTTP/1.1 200 OK\r\nVia: 1.1 ksf\r\nTransfer-Encoding: chunked\r\n\r\n\
+                   c\r\nall there is\r\n0\r\n\r\n",
+        ends: true,
+        backend_stays: false,
+        ..STAYS
+    },
+    Exchange {
+        name: "the same to a client of HTTP/1.0, which knows no chunks",
+        request: "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        passed: "GET / HTTP/1.0\r\nVia: 1.1 ksf\r\nConnection: keep-alive\r\n\r\n",
+        answer: "HTTP/1.0 200 OK\r\n\r\nall there is",
         returned: "HTTP/1.1 200 OK\r\nVia: 1.1 ksf\r\nConnection: close\r\n\r\nall there is",
         ends: true,
         client_stays: false,
         backend_stays: false,
-        ..STAYS
     },
     Exchange {
         name: "HEAD, which has a length and no body",
@@ -234,7 +256,7 @@ fn every_split_of_both_streams_passes_the_same() {
             if *ends {
                 got += &meeting.upstream(Upstream::Ended);
             }
-            assert_eq!(got, *returned, "{name}, split {at}");
+            assert_eq!(in_one_chunk(got), *returned, "{name}, split {at}");
             assert_eq!(meeting.hung_up, Some(*backend_stays), "{name}, split {at}");
             let closed = (!client_stays).then_some(CloseReason::Service);
             assert_eq!(meeting.client.closed(), closed, "{name}, split {at}");
@@ -640,6 +662,49 @@ fn a_backend_that_breaks_off_ends_the_client_early() {
     }
 }
 
+/// Without a length or chunks of the backend, the last chunk or the orderly end of the connection tells that a response is
+/// whole: the client gets neither before the backend has ended in order.
+#[test]
+fn response_without_a_length_is_whole_or_visibly_cut_short() {
+    const HALF: &str = "HTTP/1.1 200 OK\r\n\r\nhalf";
+    for (request, returned, last_chunk) in [
+        (GET, format!("HTTP/1.1 200 OK{IN_CHUNKS}4\r\nhalf\r\n"), "0\r\n\r\n"),
+        ("GET / HTTP/1.0\r\n\r\n", "HTTP/1.1 200 OK\r\nVia: 1.1 ksf\r\nConnection: close\r\n\r\nhalf".to_owned(), ""),
+    ] {
+        let ends_by_close = last_chunk.is_empty();
+        let half = || {
+            let proxy = proxy(1, true);
+            let mut meeting = Meeting::new(&proxy);
+            meeting.client(request);
+            meeting.connected(false);
+            assert_eq!(meeting.backend(HALF), returned);
+            // Whatever ends the connection now, a stop of the server for instance.
+            assert_eq!(meeting.client.needs_reset(), ends_by_close, "{request:?}");
+            (proxy, meeting)
+        };
+        let (_, mut whole) = half();
+        assert_eq!(whole.upstream(Upstream::Ended), last_chunk);
+        assert_eq!(whole.client.closed(), ends_by_close.then_some(CloseReason::Service), "{request:?}");
+        assert!(!whole.client.needs_reset(), "{request:?}");
+        for failure in [Failure::Reset, Failure::Silent] {
+            let (proxy, mut cut_short) = half();
+            assert_eq!(cut_short.upstream(Upstream::Failed(failure)), "", "nothing may look like the rest");
+            assert_eq!(cut_short.client.closed(), Some(CloseReason::Service), "{request:?}");
+            assert_eq!(cut_short.client.needs_reset(), ends_by_close, "{request:?}, {failure:?}");
+            assert_eq!(counter(&*proxy, "backend_truncated"), 1);
+        }
+        // A whole response that its client has not read may be lost until it is sent.
+        let mut unread = Meeting::new(&proxy(1, true));
+        unread.client(request);
+        unread.connected(false);
+        unread.client.upstream_unread(Upstream::Received(Chunk::from_vec(HALF.into())));
+        unread.client.upstream_unread(Upstream::Ended);
+        assert_eq!(unread.client.needs_reset(), ends_by_close, "{request:?}");
+        assert_eq!(text(unread.client.set_time_ms(1)), format!("{returned}{last_chunk}"));
+        assert!(!unread.client.needs_reset(), "{request:?}");
+    }
+}
+
 #[test]
 fn a_backend_that_breaks_off_in_its_head_is_a_bad_gateway() {
     let proxy = proxy(2, true);
@@ -803,7 +868,10 @@ proptest! {
                 got += &meeting.backend(piece);
                 rest = behind;
             }
-            prop_assert_eq!(&got, one.returned);
+            if got.contains(IN_CHUNKS) {
+                got += &meeting.upstream(Upstream::Ended);
+            }
+            prop_assert_eq!(in_one_chunk(got), one.returned);
         }
         prop_assert!(meeting.client.closed().is_none());
         prop_assert_eq!(meeting.client.unfinished_bytes(), 0);

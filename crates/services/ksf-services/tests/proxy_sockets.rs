@@ -15,7 +15,7 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf_services::http::Proxy;
-use ksf_test::stream::{be_patient, connect, read_exactly, read_rest, reset};
+use ksf_test::stream::{be_patient, connect, expect_end, expect_reset, read_exactly, read_rest, reset};
 use ksf_test::{PATIENCE, pattern, wait_until};
 use socket2::{Domain, Socket, Type};
 
@@ -292,6 +292,65 @@ fn backends_that_break_the_connection() {
             end.send(()).unwrap();
             assert_eq!(read_rest(client), b"", "{engine}: nothing may look like the rest");
             assert_eq!((running.own("backend_truncated"), running.own("repeated")), (1, 0), "{engine}");
+        }
+    }
+}
+
+/// How a response without a length ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Whole,
+    BackendResets,
+    BackendIsSilent,
+    ServerDrains,
+    ServerStops,
+}
+
+/// An orderly end of the connection would pass for the end of such a response.
+#[test]
+fn response_without_a_length_does_not_end_in_order_when_it_is_cut_short() {
+    use End::{BackendIsSilent, BackendResets, ServerDrains, ServerStops, Whole};
+    for engine in engines() {
+        for end in [Whole, BackendResets, BackendIsSilent, ServerDrains, ServerStops] {
+            let (go_on, wait) = std::sync::mpsc::channel::<()>();
+            let wait = std::sync::Mutex::new(wait);
+            let backend = Backend::start(move |mut stream, _| {
+                read_head(&mut stream);
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhalf").unwrap();
+                // Until it is told, or the test is over.
+                let _ = wait.lock().unwrap().recv_timeout(PATIENCE);
+                if end == BackendResets {
+                    reset(stream);
+                }
+            });
+            let mut limits = Limits { drain_timeout_ms: 100, ..Limits::default() };
+            if end == BackendIsSilent {
+                limits.upstream_timeout_ms = 3_000;
+            }
+            let running = Running::start(engine, &[backend.addr], limits);
+            let mut clients = ["1.0", "1.1"].map(|version| {
+                let mut client = connect(running.addr);
+                write!(client, "GET / HTTP/{version}\r\nHost: x\r\n\r\n").unwrap();
+                client
+            });
+            for (client, body) in clients.iter_mut().zip([&b"half"[..], b"4\r\nhalf\r\n"]) {
+                read_head(client);
+                assert_eq!(read_exactly(client, body.len()), body, "{engine}, {end:?}");
+            }
+            match end {
+                Whole | BackendResets => (0..2).for_each(|_| go_on.send(()).unwrap()),
+                BackendIsSilent => {}
+                ServerDrains => drop(running.server.drain().unwrap()),
+                ServerStops => drop(running.server),
+            }
+            let [mut old, mut new] = clients;
+            if end == Whole {
+                expect_end(&mut old);
+                assert_eq!(read_exactly(&mut new, 5), b"0\r\n\r\n", "{engine}");
+            } else {
+                expect_reset(&mut old);
+                assert_eq!(read_rest(new), b"", "{engine}, {end:?}");
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use ksf::connection::Connection;
 use ksf::env::Env;
 use ksf::outgoing::{ExchangeRequest, Upstream};
 use ksf::pool::Chunk;
-use ksf_proto::http1::{Body, Request, Response, forward_request, forward_response, head_bytes};
+use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes, unchunked};
 use ksf_services::http::{PageServer, Proxy};
 
 use crate::input::{Choices, Cuts};
@@ -39,10 +39,12 @@ pub fn http1_message(input: &[u8]) {
     let to_head = flags & 2 != 0;
     if let Ok(response) = Response::parse(head, to_head) {
         let mut written = Vec::new();
-        forward_response(head, 1, keep_alive, &mut written).expect("what was read can be written");
+        let in_chunks = response.body == BodyLength::UntilClose;
+        forward_response(head, 1, keep_alive, in_chunks, &mut written).expect("what was read can be written");
         assert_eq!(head_bytes(&written, 0), Some(written.len()), "one head is written");
         let again = Response::parse(&written, to_head).expect("what was written can be read");
-        assert_eq!((again.status, again.body), (response.status, response.body));
+        let body = if in_chunks { BodyLength::Chunked } else { response.body };
+        assert_eq!((again.status, again.body), (response.status, body));
         same_body(Body::new(response.body), behind, seed);
     }
 }
@@ -107,9 +109,10 @@ pub fn http1_proxy(input: &[u8]) {
 /// What came of a client and its backends.
 #[derive(Debug, PartialEq)]
 struct Met {
-    /// What the client got, and why its connection ended if it did.
+    /// What the client got, with bodies that the proxy put into chunks as they were, and why its connection ended if it did.
     sent: Vec<u8>,
     reason: Option<CloseReason>,
+    needs_reset: bool,
     /// What backends got, each in turn, and whether its connection may be kept.
     passed: Vec<(Vec<u8>, Option<bool>)>,
 }
@@ -118,7 +121,7 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
     let backends = ["10.0.0.1:80", "10.0.0.2:80"].map(|addr| addr.parse().expect("an address"));
     let service = Arc::new(Proxy::new(backends.to_vec(), true, 1));
     let (mut connection, mut env) = new_connection(&service);
-    let mut met = Met { sent: Vec::new(), reason: None, passed: Vec::new() };
+    let mut met = Met { sent: Vec::new(), reason: None, needs_reset: false, passed: Vec::new() };
     for piece in client {
         receive(&mut connection, &mut env, piece);
         send(&mut connection, &mut env, &mut met.sent);
@@ -130,6 +133,7 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
             break;
         }
         answered += 1;
+        let mut sent = Vec::new();
         connection.upstream(Upstream::Connected { reused: false }, &mut env);
         for piece in backend {
             carry_out(&mut connection, &mut env, &mut met);
@@ -143,18 +147,46 @@ fn meet(client: &[&[u8]], backend: &[&[u8]]) -> Met {
                 break;
             }
             connection.upstream(Upstream::Received(Chunk::from_vec(piece.to_vec())), &mut env);
-            send(&mut connection, &mut env, &mut met.sent);
+            send(&mut connection, &mut env, &mut sent);
         }
         carry_out(&mut connection, &mut env, &mut met);
         if met.passed.len() == answered && met.passed[answered - 1].1.is_none() {
             connection.upstream(Upstream::Ended, &mut env);
-            send(&mut connection, &mut env, &mut met.sent);
+            send(&mut connection, &mut env, &mut sent);
         }
+        met.sent.extend(joined(sent));
     }
-    met.reason = connection.finished();
+    (met.reason, met.needs_reset) = (connection.finished(), connection.needs_reset());
     connection.end(&mut env);
     assert_eq!((env.pool.in_use(), env.budget.input_bytes()), (0, 0), "slots, bytes of unfinished messages");
     met
+}
+
+/// The responses of one exchange. Where the proxy put the body into chunks, which are those of the pieces that arrived, its data is
+/// in one chunk.
+fn joined(mut sent: Vec<u8>) -> Vec<u8> {
+    const CHUNKED: &[u8] = b"\r\nVia: 1.1 ksf\r\nTransfer-Encoding: chunked\r\n";
+    let (mut start, mut is_chunked) = (0, false);
+    while let Some(length) = head_bytes(&sent[start..], 0) {
+        let head = &sent[start..start + length];
+        let is_final = Response::parse(head, false).expect("an own response can be read").status >= 200;
+        let fields = head.strip_suffix(b"\r\n").unwrap_or_default();
+        let fields = fields.strip_suffix(b"Connection: close\r\n").unwrap_or(fields);
+        is_chunked = is_final && fields.ends_with(CHUNKED);
+        start += length;
+        if is_final {
+            break;
+        }
+    }
+    if is_chunked {
+        let mut body = Body::new(BodyLength::Chunked);
+        let bytes = body.take(&sent[start..]).expect("chunks of the proxy follow the grammar");
+        let data = unchunked(&sent[start..start + bytes]);
+        let end = if body.is_done() { "0\r\n\r\n" } else { "" };
+        let chunk = [format!("{:x}\r\n", data.len()).as_bytes(), &data, b"\r\n", end.as_bytes()].concat();
+        sent.splice(start..start + bytes, chunk);
+    }
+    sent
 }
 
 /// Plays the shard.

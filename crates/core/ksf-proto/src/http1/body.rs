@@ -221,6 +221,11 @@ impl Body {
         self.0 == State::Done
     }
 
+    /// True if only the end of the stream ends the message.
+    pub fn is_until_close(&self) -> bool {
+        self.0 == State::UntilClose
+    }
+
     /// True when the end of the stream is the end of the message.
     pub fn may_end_here(&self) -> bool {
         matches!(self.0, State::Done | State::UntilClose)
@@ -295,6 +300,17 @@ impl State {
             _ => return Err(MalformedBody),
         })
     }
+}
+
+/// What follows the data of a chunk.
+pub const CHUNK_END: &[u8] = b"\r\n";
+
+/// The chunk that ends a body, without trailers.
+pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// Appends the line in front of a chunk of `bytes` bytes. Without any, it would be the last one.
+pub fn begin_chunk(bytes: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(format!("{bytes:x}\r\n").as_bytes());
 }
 
 /// The data of a chunked body that a [`Body`] took whole, without what stands between the chunks.

@@ -44,7 +44,7 @@ fn put_request(asked: &Asked<'_, '_>, target: &Target<'_>, keep_alive: bool, out
 }
 
 /// Appends the head of a response for a client. `minor` is the version of the client's request, `keep_alive` whether
-/// the proxy takes another request from it.
+/// the proxy takes another request from it. `in_chunks`: the response has no length, and the proxy passes its body in chunks.
 ///
 /// Fields that frame a body are left out where there is none to frame: of statuses below 200 and of 204, and
 /// `Transfer-Encoding` for a client of HTTP/1.0, which gets no response in chunks.
@@ -52,7 +52,13 @@ fn put_request(asked: &Asked<'_, '_>, target: &Target<'_>, keep_alive: bool, out
 /// # Errors
 ///
 /// [`BadHead`]: it is no head of a response; nothing was appended.
-pub fn forward_response(head: &[u8], minor: u8, keep_alive: bool, out: &mut Vec<u8>) -> Result<(), BadHead> {
+pub fn forward_response(
+    head: &[u8],
+    minor: u8,
+    keep_alive: bool,
+    in_chunks: bool,
+    out: &mut Vec<u8>,
+) -> Result<(), BadHead> {
     let mut room = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut room);
     response.parse(head).map_err(|_| BadHead::Malformed("not the grammar of RFC 9112"))?;
@@ -69,6 +75,9 @@ pub fn forward_response(head: &[u8], minor: u8, keep_alive: bool, out: &mut Vec<
         _ => false,
     });
     out.extend_from_slice(VIA);
+    if in_chunks {
+        out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
+    }
     if status >= 200 {
         put_connection(minor, keep_alive, out);
     }
@@ -183,7 +192,7 @@ mod tests {
         for status in ["100 Continue", "103 Early Hints", "204 No Content"] {
             let head = format!("HTTP/1.1 {status}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n");
             let mut out = Vec::new();
-            forward_response(head.as_bytes(), 1, true, &mut out).unwrap();
+            forward_response(head.as_bytes(), 1, true, false, &mut out).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), format!("HTTP/1.1 {status}\r\nA: b\r\nVia: 1.1 ksf\r\n\r\n"));
         }
     }
@@ -193,7 +202,7 @@ mod tests {
         let head = b"HTTP/1.0 404 Not Found\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nServer: z\r\n\r\n";
         let forward = |minor, keep_alive| {
             let mut out = Vec::new();
-            forward_response(head, minor, keep_alive, &mut out).unwrap();
+            forward_response(head, minor, keep_alive, false, &mut out).unwrap();
             String::from_utf8(out).unwrap()
         };
         let fixed = "HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\nServer: z\r\nVia: 1.1 ksf\r\n";

@@ -29,7 +29,7 @@ use crate::limits::{Limits, SomeTime, Time};
 use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
 use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
-use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, Service, SessionState};
+use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, ReplyEnd, Service, SessionState};
 use crate::session::{OnShard, Panicked, ServiceInfo, Session, SessionOf};
 use crate::shares::Share;
 
@@ -479,6 +479,16 @@ impl Connection {
     pub fn finished(&self) -> Option<CloseReason> {
         let waits = self.sending || !self.output.is_empty() || self.waits_for_answers();
         self.closing.filter(|_| !waits)
+    }
+
+    /// True if the end of the connection must be a reset now: an orderly one would pass for the end of a reply of which a part
+    /// is missing.
+    pub fn needs_reset(&self) -> bool {
+        match self.state().reply_end {
+            ReplyEnd::Marked => false,
+            ReplyEnd::Close => self.finished().is_none() || !self.closing_gently(),
+            ReplyEnd::CutShort => true,
+        }
     }
 
     /// True once the connection takes no more requests.

@@ -15,12 +15,16 @@ const HANDSHAKES_MS: u64 = 50;
 impl<E: Engine> Shard<E> {
     /// All replies are sent: ends our direction, and waits for the peer to end its own. The last of them may wait in the
     /// kernel to leave with that end ([`Engine::send`]), so it comes first, also where nothing is waited for: a socket
-    /// that is closed with unread bytes is reset, and what it has not sent is lost.
+    /// that is closed with unread bytes is reset, and what it has not sent is lost. A connection that [must be
+    /// reset](crate::connection::Connection::needs_reset) has no such end.
     pub(super) fn finish(&mut self, index: u32, reason: CloseReason) {
         self.end_exchange(index);
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
+        if conn.stream.needs_reset() {
+            return self.release(index, reason);
+        }
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
         let Stream::Served(stream) = &conn.stream else { return self.release(index, reason) };
         // Under a kernel half a close that meets bytes of the peer resets the connection, and the last reply is lost.
@@ -110,7 +114,9 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let Some(conn) = place.conn.take() else { return };
         let peer_ended = matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof());
-        if conn.assist.is_some() && peer_ended && !loses_bytes(reason) {
+        if conn.stream.needs_reset() {
+            let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
+        } else if conn.assist.is_some() && peer_ended && !loses_bytes(reason) {
             // Not as set where it was accepted.
             let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, None);
         }

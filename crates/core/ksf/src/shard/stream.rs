@@ -86,6 +86,13 @@ impl Stream {
         }
     }
 
+    pub(super) fn needs_reset(&self) -> bool {
+        match self {
+            Self::Served(served) => served.needs_reset(),
+            Self::Outgoing(_) => false,
+        }
+    }
+
     pub(super) fn end(self, env: &mut Env) {
         match self {
             Self::Served(served) => served.end(env),

@@ -5,7 +5,9 @@
 //!          ◄─ head, body pieces ── Answer ◄── Upstream::Received ──┘
 //! ```
 //!
-//! Heads are read and written anew without what is for one hop only; bodies pass in pieces, as they are on the wire.
+//! Heads are read and written anew without what is for one hop only; bodies pass in pieces, as they are on the wire. A response
+//! that ends with its connection is whole only if the connection ends in order (RFC 9112, section 8). To a client of HTTP/1.1 it
+//! goes in chunks, the last of them after that end; the connection of an older client is reset where the rest is missing.
 //! Backends take turns. Connections to them are kept, per shard, as far as they allow it. A request is repeated, on the
 //! next backend, if no byte of an answer was seen and that does no harm: it never reached a backend, or it is
 //! idempotent (RFC 9110, section 9.2.2), and nothing of its body is gone.
@@ -24,8 +26,11 @@ use ksf::outgoing::{Failure, Upstream};
 use ksf::pool::Chunk;
 use ksf::service::EXPECTED_REPLY_BYTES;
 use ksf::stats::Counter;
-use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
-use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, ReplyEnd, Service, SessionState, Turn, Unlogged};
+use ksf_proto::http1::{
+    Body, BodyLength, CHUNK_END, LAST_CHUNK, Request, Response, begin_chunk, forward_request, forward_response,
+    head_bytes,
+};
 
 use super::counts::{Counts, WorkerCounts};
 use super::page::refusal;
@@ -57,6 +62,7 @@ pub struct Proxy {
 pub struct ProxyClient {
     reader: Reader,
     exchange: Option<Exchange>,
+    reply_end: ReplyEnd,
 }
 
 /// A request that is with a backend.
@@ -189,7 +195,12 @@ impl Proxy {
                 Answer::Body(body) if body.is_done() => break,
                 Answer::Body(body) => match body.take(&chunk[at..]) {
                     Ok(bytes) => {
-                        reply.chunk(chunk.slice(at..at + bytes));
+                        let piece = chunk.slice(at..at + bytes);
+                        if body.is_until_close() && exchange.request.minor > 0 {
+                            reply.parts(|head| begin_chunk(bytes, head), piece, CHUNK_END);
+                        } else {
+                            reply.chunk(piece);
+                        }
                         Ok(bytes)
                     }
                     Err(_) => Err(BadAnswer::Malformed),
@@ -208,6 +219,9 @@ impl Proxy {
                 }
             }
         }
+        if exchange.request.minor == 0 && exchange.is_until_close() {
+            client.reply_end = ReplyEnd::Close;
+        }
         // Bytes behind the answer belong to nothing that was asked.
         let surplus = at < chunk.len();
         if matches!(&exchange.answer, Answer::Body(body) if body.is_done()) {
@@ -219,6 +233,9 @@ impl Proxy {
     fn complete(&self, client: &mut ProxyClient, in_step: bool, reply: &mut Reply<'_>) {
         let Some(exchange) = client.exchange.take() else { return };
         let request_over = client.reader.is_at_end();
+        if exchange.request.minor > 0 && exchange.is_until_close() {
+            reply.bytes(LAST_CHUNK);
+        }
         reply.hang_up(exchange.backend_keeps_alive && in_step && request_over);
         reply.hold(false);
         client.reader.finish_request();
@@ -260,6 +277,9 @@ impl Proxy {
         client.exchange = None;
         if begun {
             // The client sees that the answer ends early.
+            if client.reply_end == ReplyEnd::Close {
+                client.reply_end = ReplyEnd::CutShort;
+            }
             client.reader.finish_request();
             reply.hold(false);
             return reply.close();
@@ -277,6 +297,11 @@ impl Proxy {
 }
 
 impl Exchange {
+    /// True while a body is passed on that ends with the backend's connection.
+    fn is_until_close(&self) -> bool {
+        matches!(&self.answer, Answer::Body(body) if body.is_until_close())
+    }
+
     /// Memory of the heads that are kept.
     fn kept_bytes(&self) -> usize {
         let answer_bytes = if let Answer::Head(kept) = &self.answer { kept.capacity() } else { 0 };
@@ -323,11 +348,12 @@ impl Exchange {
     fn pass_head(&mut self, head: &[u8], request_over: bool, reply: &mut Reply<'_>) -> Result<(), BadAnswer> {
         let minor = self.request.minor;
         let response = Response::parse(head, self.request.is_head).map_err(|_| BadAnswer::Malformed)?;
+        let in_chunks = minor > 0 && response.body == BodyLength::UntilClose;
         // A buffer that grew by doubling would take twice the room of the head that was kept.
         let mut pass = |keep_alive| {
             reply.message(|out| {
                 out.reserve(head.len() + ADDED_BYTES);
-                forward_response(head, minor, keep_alive, out).map_err(|_| BadAnswer::Malformed)
+                forward_response(head, minor, keep_alive, in_chunks, out).map_err(|_| BadAnswer::Malformed)
             })
         };
         if response.status < 200 {
@@ -344,7 +370,7 @@ impl Exchange {
             return Err(BadAnswer::Malformed);
         }
         // An answer to half a request: the other half is not waited for.
-        self.keep_alive &= request_over && response.body != BodyLength::UntilClose;
+        self.keep_alive &= request_over && (in_chunks || response.body != BodyLength::UntilClose);
         self.backend_keeps_alive = response.keep_alive && !self.is_misframed;
         pass(self.keep_alive)?;
         self.answer = Answer::Body(Body::new(response.body));
@@ -376,7 +402,7 @@ impl Service for Proxy {
 
     fn session(&self, conn: &ProxyClient) -> SessionState {
         let bytes = conn.exchange.as_ref().map_or(0, Exchange::kept_bytes);
-        SessionState { bytes, ..SessionState::default() }
+        SessionState { bytes, reply_end: conn.reply_end, ..SessionState::default() }
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<ProxyClient, Refused> {
@@ -413,9 +439,7 @@ impl Service for Proxy {
             }
             Upstream::Received(chunk) => self.received(conn, &chunk, reply),
             Upstream::Ended => {
-                let until_close =
-                    |exchange: &Exchange| matches!(&exchange.answer, Answer::Body(body) if body.may_end_here());
-                if conn.exchange.as_ref().is_some_and(until_close) {
+                if conn.exchange.as_ref().is_some_and(Exchange::is_until_close) {
                     self.complete(conn, false, reply);
                 } else {
                     self.failed(conn, Failure::Reset, reply);

@@ -175,6 +175,11 @@ impl Wire {
         self.connection.finished()
     }
 
+    /// True if its end, now, is a reset.
+    pub(crate) fn needs_reset(&self) -> bool {
+        self.connection.needs_reset()
+    }
+
     /// Receive slots that are still held.
     pub(crate) fn slots_in_use(&self) -> u32 {
         self.env.pool.in_use()
