@@ -52,8 +52,8 @@ impl BadHead {
 const EMPTY_BYTES_MAX: usize = 32;
 
 /// Length of the head at the front of `buf`, its empty line included; `None` while that has not arrived. Empty lines
-/// in front of the head belong to it (RFC 9112, section 2.2); more than 32 bytes of them are returned as a head, which
-/// [`Request::parse`] refuses. The first `scanned` bytes were looked at before, and are not looked at again.
+/// in front of the head belong to it (RFC 9112, section 2.2), of which [`Response::parse`] refuses any; more than 32 bytes of
+/// them are returned as a head, which [`Request::parse`] refuses. The first `scanned` bytes were looked at before, and are not looked at again.
 pub fn head_bytes(buf: &[u8], scanned: usize) -> Option<usize> {
     let front = &buf[..buf.len().min(EMPTY_BYTES_MAX + 1)];
     let start = front.iter().position(|byte| !matches!(byte, b'\r' | b'\n'));
@@ -181,7 +181,7 @@ impl Request {
             return Err(BadHead::Malformed("no request line"));
         };
         if has_bare_lf(head) {
-            return Err(BadHead::Malformed("a line ends with a line feed alone"));
+            return Err(BARE_LF);
         }
         if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
             return Err(BadHead::UnknownMethod);
@@ -226,6 +226,8 @@ impl Request {
     }
 }
 
+const BARE_LF: BadHead = BadHead::Malformed("a line ends with a line feed alone");
+
 pub(super) const NO_TARGET: BadHead = BadHead::Malformed("the target has none of the forms of RFC 9112");
 
 /// What a response's head says about the connection and about the body that follows.
@@ -266,6 +268,12 @@ impl Response {
         let (Some(minor), Some(status)) = (response.version, response.code) else {
             return Err(BadHead::Malformed("no status line"));
         };
+        if matches!(head, [b'\r' | b'\n', ..]) {
+            return Err(BadHead::Malformed("an empty line in front of a status line"));
+        }
+        if has_bare_lf(head) {
+            return Err(BARE_LF);
+        }
         if !(100..600).contains(&status) || status == 101 {
             // 101 answers an Upgrade, which is not forwarded.
             return Err(BadHead::Malformed("a status nobody asked for"));
@@ -537,6 +545,16 @@ mod tests {
         assert!(!parse("HTTP/1.0 204 No Content\r\n\r\n", false).unwrap().keep_alive);
         for bad in ["HTTP/1.1 99 x\r\n\r\n", "HTTP/1.1 101 x\r\n\r\n", "HTTP/1.1 600 x\r\n\r\n", "ICY 200 OK\r\n\r\n"] {
             assert!(parse(bad, false).is_err(), "{bad}");
+        }
+        // Empty lines in front are for requests, and a line feed alone ends no line here, either.
+        for bad in [
+            "\r\nHTTP/1.1 200 OK\r\n\r\n",
+            "\nHTTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\n\r\n",
+            "HTTP/1.1 200 OK\r\n\n",
+        ] {
+            assert!(parse(bad, false).is_err(), "{bad:?}");
         }
     }
 }
