@@ -752,6 +752,7 @@ fn bad_requests_are_not_passed() {
         ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
         ("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(), 400),
         ("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 405),
+        ("PRI / HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 405),
         ("get / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), 501),
         ("GET / HTTP/1.1\r\nHost: a b\r\n\r\n".to_owned(), 400),
         ("GET http://u@a/ HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), 400),

@@ -23,7 +23,8 @@ pub enum BadHead {
     /// A version other than 1.0 and 1.1.
     #[error("the version is neither HTTP/1.0 nor HTTP/1.1")]
     Version,
-    /// A method this reader cannot frame: CONNECT turns the connection into a tunnel.
+    /// A method this reader cannot frame: CONNECT turns the connection into a tunnel, PRI into one of HTTP/2 (RFC 9113, section
+    /// 11.6).
     #[error("the method cannot be served")]
     Method,
     /// A method with a small letter: readers differ on whether `get` is GET.
@@ -186,7 +187,7 @@ impl Request {
         if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
             return Err(BadHead::UnknownMethod);
         }
-        if method == "CONNECT" {
+        if matches!(method, "CONNECT" | "PRI") {
             return Err(BadHead::Method);
         }
         if target.is_empty() || !has_target_bytes(target) {
@@ -425,6 +426,8 @@ mod tests {
         assert_eq!(status("GET /\r\n\r\n"), 400);
         assert_eq!(status("nonsense\r\n\r\n"), 400);
         assert_eq!(status("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"), 405);
+        assert_eq!(status("PRI / HTTP/1.1\r\nHost: a\r\n\r\n"), 405, "it begins HTTP/2");
+        assert_eq!(status("PRI * HTTP/1.1\r\nHost: a\r\n\r\n"), 405, "it begins HTTP/2");
         assert_eq!(status("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"), 400);
         for method in ["get", "Get", "head", "connect", "pOST"] {
             assert_eq!(status(&format!("{method} / HTTP/1.1\r\nHost: x\r\n\r\n")), 501, "{method}");
