@@ -17,7 +17,7 @@ mod target;
 
 pub use body::{Body, BodyLength, CHUNK_END, LAST_CHUNK, MalformedBody, begin_chunk, unchunked};
 pub use forward::{forward_request, forward_response};
-pub use head::{Asked, BadHead, FIELDS_MAX, Request, Response, head_bytes};
+pub use head::{Asked, BadHead, EmptyLines, FIELDS_MAX, Request, Response, head_bytes};
 pub use target::{Authority, Target};
 
 /// The reason phrase of a status this crate's users send; empty for others (RFC 9112, section 4 allows that).

@@ -775,9 +775,10 @@ fn every_part_that_is_awaited_has_a_deadline() {
             peer.read_to_string(&mut told).unwrap();
             assert_eq!(told, if part.starts_with("PING") { "+PONG\r\n" } else { "" }, "{engine}: {part:?}");
         }
-        // Between two requests, and between two commands, nothing is awaited.
+        // Between two requests, and between two commands, nothing is awaited. An empty line begins neither.
         let mut idle = Http::connect(serving);
         assert_eq!(idle.get("/key").status, 404, "{engine}");
+        idle.send("\r\n");
         let mut client = serving.connect();
         assert_eq!(client.ask("PING"), "+PONG", "{engine}");
         let mut late = Http::connect(serving);

@@ -799,6 +799,40 @@ fn a_head_that_comes_too_slowly_is_refused() {
     assert_eq!((meeting.client.closed(), counter(&*proxy, "slow_heads")), (Some(CloseReason::AssemblyTimeout), 1));
 }
 
+/// A response that nobody asked for would pass for that to the next request.
+#[test]
+fn empty_lines_behind_a_request_begin_none() {
+    let limits = Limits { idle_timeout_ms: 100_000, ..Limits::default() };
+    let assembly_timeout_ms = limits.assembly_timeout_ms;
+    for (empty, step) in [("\r\n", 2), ("\n", 1), ("\r\n\r\n", 1), ("\r\n", 1)] {
+        let mut meeting = Meeting::with_limits(&proxy(1, true), limits.clone());
+        let ask = |meeting: &mut Meeting, front: &str| {
+            assert_eq!(meeting.client(&format!("{front}{GET}")), "");
+            assert_eq!(meeting.passed(), GET_PASSED);
+            meeting.connected(false);
+            assert!(meeting.backend("HTTP/1.1 204 No Content\r\n\r\n").starts_with("HTTP/1.1 204 "));
+        };
+        ask(&mut meeting, "");
+        for piece in empty.as_bytes().chunks(step) {
+            assert_eq!(meeting.client(std::str::from_utf8(piece).unwrap()), "");
+        }
+        assert_eq!(meeting.client.unfinished_bytes(), 0);
+        assert_eq!(text(meeting.client.set_time_ms(assembly_timeout_ms + 1)), "", "{empty:?}");
+        assert!(meeting.client.closed().is_none());
+        ask(&mut meeting, empty);
+        // Nor do they keep a connection for longer than another one.
+        assert_eq!(meeting.client(empty), "");
+        assert_eq!(text(meeting.client.set_time_ms(assembly_timeout_ms + 2 + limits.idle_timeout_ms)), "");
+        assert_eq!(meeting.client.closed(), Some(CloseReason::IdleTimeout), "{empty:?}");
+    }
+    // There are few of them, however they come.
+    let mut meeting = Meeting::with_limits(&proxy(1, true), limits);
+    for _ in 0..16 {
+        assert_eq!(meeting.client("\r\n"), "");
+    }
+    assert!(meeting.client("\r\n").starts_with("HTTP/1.1 400 ") && meeting.client.closed().is_some());
+}
+
 #[test]
 fn a_client_that_ends_its_direction_gets_its_answer() {
     let proxy = proxy(1, true);

@@ -52,6 +52,40 @@ impl BadHead {
 /// Most bytes of empty lines in front of a head. RFC 9112, section 2.2, asks for one line.
 const EMPTY_BYTES_MAX: usize = 32;
 
+/// Counts the empty lines in front of a request, for a reader that takes them off the stream as they come: such a line alone
+/// begins no request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmptyLines(u8);
+
+impl EmptyLines {
+    /// Bytes of the empty lines at the front of `buf`, which is what follows the bytes returned before. What is no such line ends
+    /// the count.
+    ///
+    /// # Errors
+    ///
+    /// [`BadHead`]: they have more than 32 bytes together.
+    pub fn take(&mut self, buf: &[u8]) -> Result<usize, BadHead> {
+        let mut at = 0;
+        loop {
+            let bytes = match &buf[at..] {
+                [b'\r', b'\n', ..] => 2,
+                [b'\n', ..] => 1,
+                // The rest of the line is to come.
+                [] | [b'\r'] => return Ok(at),
+                _ => {
+                    self.0 = 0;
+                    return Ok(at);
+                }
+            };
+            at += bytes;
+            self.0 += bytes as u8;
+            if usize::from(self.0) > EMPTY_BYTES_MAX {
+                return Err(BadHead::Malformed("too many empty lines"));
+            }
+        }
+    }
+}
+
 /// Length of the head at the front of `buf`, its empty line included; `None` while that has not arrived. Empty lines
 /// in front of the head belong to it (RFC 9112, section 2.2), of which [`Response::parse`] refuses any; more than 32 bytes of
 /// them are returned as a head, which [`Request::parse`] refuses. The first `scanned` bytes were looked at before, and are not looked at again.

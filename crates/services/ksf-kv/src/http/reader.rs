@@ -7,7 +7,7 @@ use ksf::CloseReason;
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Part};
 use ksf::limits::Limits;
-use ksf_proto::http1::{Body, BodyLength, head_bytes};
+use ksf_proto::http1::{Body, BodyLength, EmptyLines, head_bytes};
 
 use super::Request;
 
@@ -24,6 +24,7 @@ pub(crate) struct Reader {
     piece: Option<Piece>,
     /// The request that is under way, where its head was read and its end is not known, or was not asked for.
     open: Option<Box<Open>>,
+    empty_lines: EmptyLines,
     /// What to answer to bytes that could not be cut.
     status: Option<u16>,
     /// The status for a request above [`STRANGER_BYTES_MAX`], while that is the limit.
@@ -38,6 +39,8 @@ enum Piece {
     Head(Request),
     /// A body whose head was handed over.
     Rest,
+    /// Empty lines in front of a head.
+    Empty,
 }
 
 #[derive(Debug)]
@@ -90,6 +93,12 @@ impl Reader {
         admits: impl Fn(&Request, &[u8]) -> bool,
     ) -> Result<Frame, FramingError> {
         if self.open.is_none() {
+            let empty_bytes = self.empty_lines.take(buf).map_err(|bad| self.malformed(bad.status()))?;
+            if empty_bytes > 0 {
+                // Kept in front of a head they would begin a request, whose time runs out.
+                self.piece = Some(Piece::Empty);
+                return Ok(part(empty_bytes));
+            }
             let limit = HEAD_BYTES_MAX.min(self.request_bytes_max(limits));
             let head_bytes = match head_bytes(buf, scanned) {
                 Some(bytes) if bytes <= limit => bytes,
@@ -159,7 +168,7 @@ impl Reader {
     /// True if the reply to what was cut last is a status.
     pub(crate) fn has_short_reply(&self) -> bool {
         match (&self.piece, &self.open) {
-            (Some(Piece::Head(_)), _) => true,
+            (Some(Piece::Head(_) | Piece::Empty), _) => true,
             (Some(Piece::Whole(request)), _) => request.has_short_reply(),
             (_, Some(open)) => open.request.has_short_reply(),
             _ => false,
@@ -184,6 +193,7 @@ impl Reader {
         match self.piece.take()? {
             Piece::Whole(request) => Some(Taken::Whole(request)),
             Piece::Head(request) => Some(Taken::Head(request)),
+            Piece::Empty => None,
             Piece::Rest => {
                 let Open { request, head, .. } = *self.open.take()?;
                 let mut whole = head.unwrap_or_default();

@@ -159,7 +159,7 @@ impl Proxy {
         const ALLOW: &[u8] = b"Allow: GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH\r\n";
         const END: &[u8] = b"Content-Length: 0\r\nConnection: close\r\n\r\n";
         // A proxy that sent the request back would show fields that the client's page must not see.
-        let is_trace = head.trim_ascii_start().starts_with(b"TRACE ");
+        let is_trace = head.starts_with(b"TRACE ");
         let line = if is_trace { &b"HTTP/1.1 405 Method Not Allowed\r\n"[..] } else { b"HTTP/1.1 200 OK\r\n" };
         client.reader.finish_request();
         reply.message(|out| [line, ALLOW, END].iter().for_each(|part| out.extend_from_slice(part)));
@@ -422,6 +422,7 @@ impl Service for Proxy {
                     }
                 }
             }
+            Piece::Empty => {}
         }
         if conn.exchange.is_some() && conn.reader.is_at_end() {
             // The next request waits for this answer.

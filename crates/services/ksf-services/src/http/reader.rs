@@ -3,7 +3,7 @@
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Part};
 use ksf::limits::Limits;
-use ksf_proto::http1::{Body, BodyLength, Request, head_bytes};
+use ksf_proto::http1::{BadHead, Body, BodyLength, EmptyLines, Request, head_bytes};
 
 /// Longest body of a request, in bytes: a tebibyte. One that says to be longer is refused when its head has arrived.
 const BODY_BYTES_MAX: u64 = 1 << 40;
@@ -14,6 +14,7 @@ pub struct Reader {
     piece: Piece,
     /// The request that is under way, and the rest of its body.
     request: Option<(Request, Body)>,
+    empty_lines: EmptyLines,
     /// Bytes of that body which have arrived, with what stands between its chunks.
     body_bytes: u64,
     /// The shard that serves the connection.
@@ -27,11 +28,20 @@ pub struct Reader {
 pub(super) enum Piece {
     Head(Request),
     Body,
+    /// Empty lines in front of a head.
+    Empty,
 }
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { piece: Piece::Body, request: None, body_bytes: 0, shard: 0, refusal_status: 400 }
+        Self {
+            piece: Piece::Body,
+            request: None,
+            empty_lines: EmptyLines::default(),
+            body_bytes: 0,
+            shard: 0,
+            refusal_status: 400,
+        }
     }
 }
 
@@ -47,6 +57,12 @@ impl Reader {
             self.piece = Piece::Body;
             return Ok(part(bytes));
         }
+        let empty_bytes = self.empty_lines.take(buf).map_err(|bad| self.malformed(bad))?;
+        if empty_bytes > 0 {
+            // Kept in front of a head they would begin a request, whose time runs out.
+            self.piece = Piece::Empty;
+            return Ok(part(empty_bytes));
+        }
         let limit = limits.header_bytes_max;
         let Some(bytes) = head_bytes(buf, scanned) else {
             let too_long = buf.len() >= limit;
@@ -55,10 +71,7 @@ impl Reader {
         if bytes > limit {
             return Err(too_long_head(limit));
         }
-        let request = Request::parse(&buf[..bytes]).map_err(|bad| {
-            self.refusal_status = bad.status();
-            FramingError::Malformed
-        })?;
+        let request = Request::parse(&buf[..bytes]).map_err(|bad| self.malformed(bad))?;
         if matches!(request.body, BodyLength::Fixed(bytes) if bytes > BODY_BYTES_MAX) {
             self.refusal_status = 413;
             return Err(FramingError::Malformed);
@@ -67,6 +80,11 @@ impl Reader {
         self.body_bytes = 0;
         self.piece = Piece::Head(request);
         Ok(part(bytes))
+    }
+
+    fn malformed(&mut self, bad: BadHead) -> FramingError {
+        self.refusal_status = bad.status();
+        FramingError::Malformed
     }
 
     /// What the last cut message is.
