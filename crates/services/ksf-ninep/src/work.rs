@@ -648,8 +648,17 @@ fn unlink(
 /// (POSIX, rename).
 fn rename(fs: &Fs, lane: &mut Lane, caller: &Credential, from: Place, to: Place) -> Result<Option<Change>, Errno> {
     fs.rename(lane, caller, &from.dir, &from.name, &to.dir, &to.name).result?;
-    let mut found = |place: &Place| fs.lookup(lane, caller, &place.dir, &place.name).result.ok();
-    let is_kept = found(&from).is_some_and(|old| found(&to).is_some_and(|new| old.handle == new.handle));
+    let mut found = |place: &Place| match fs.lookup(lane, caller, &place.dir, &place.name).result {
+        Ok(found) => Ok(Some(found.handle)),
+        Err(error) if Errno::from(error) == Errno::NOENT => Ok(None),
+        Err(error) => Err(error),
+    };
+    // If that cannot be found out they keep their names: by one that is another's now nothing is removed.
+    let is_kept = match found(&from) {
+        Ok(None) => false,
+        Ok(old) => found(&to).map_or(true, |new| old == new),
+        Err(_) => true,
+    };
     Ok((!is_kept).then_some(Change::Moved(from, to)))
 }
 

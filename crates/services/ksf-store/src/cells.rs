@@ -361,7 +361,7 @@ impl Store {
 
     /// Changes the order of sorted sets.
     fn reorder(&self, mut places: Places) {
-        // What goes is in front of what comes to the same place.
+        // Removals sort before insertions of the same key. Each member is there once.
         places.sort_unstable();
         self.cells().with_each(places, |cells, name, comes| {
             if !comes {
@@ -388,7 +388,7 @@ impl Store {
         older.min(OLDER_MAX)
     }
 
-    /// Tombstones of cells that were just written, of which nothing older is left, are dead: the same command had written that.
+    /// Marks tombstones of cells that were just written as dead if nothing older is left: the same command had written that.
     pub(crate) fn settle_cells(&self, records: &[Record<'_>]) {
         let tombstones = records.iter().filter(|record| matches!(record.kind, Kind::Remove | Kind::Expire));
         self.cells().with_each(tombstones.map(|record| (cell_key_of(record), ())), |cells, name, ()| {
@@ -417,7 +417,7 @@ impl Store {
 /// Keys of the order of sorted sets, each with whether it comes or goes.
 type Places = SmallVec<[(Vec<u8>, bool); 2]>;
 
-/// Notes where the member of a sorted set goes from and comes to by a record, which had a score before.
+/// Adds the changes of a sorted set's order by a record; `before`: the score of its member until now.
 fn moved_place(record: &Record<'_>, before: Option<f64>, places: &mut Places) {
     let after = (record.kind == Kind::Scored).then(|| score_order(score_of(record.value)));
     let before = before.map(score_order);

@@ -757,7 +757,9 @@ impl Shard {
         let begun = work::done();
         for key in &ended {
             if work::done() - begun >= work_max {
-                // The others are found again.
+                // The next sweep finds the others, and not only the next round.
+                lock(&store.sweep).go_back(key);
+                store.is_sweeping.store(true, Ordering::Relaxed);
                 return Ok(true);
             }
             let done = self.update(&[&key[..]], clock, |update| update.remove_ended(key));
@@ -1312,7 +1314,8 @@ impl Store {
         });
     }
 
-    /// The record of a removed key that was just written, of which nothing older is left, is dead: the same command had written that.
+    /// Marks the record of a removed key that was just written as dead if nothing older is left: the same command had written
+    /// that.
     fn settle_base(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
         if record.kind == Kind::Drop {
             locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));

@@ -536,8 +536,14 @@ fn long_values_are_copied_renamed_and_removed_whole() {
 fn sweep_of_long_keys_stops_after_its_work() {
     const KEYS: [&[u8]; 6] = [b"0", b"1", b"2", b"3", b"4", b"5"];
     const CELLS: u64 = 1_000;
+    // In many leaves behind theirs.
+    const OTHERS: usize = 3_000;
     let (geometry, mut media) = long_log();
     let (store, mut shards) = open(geometry, &mut media, &mut 1, None);
+    for at in 0..OTHERS {
+        let key: &[u8] = format!("other{at:05}").leak().as_bytes();
+        carry_out(&mut shards[0], &mut media[0], &[key], |update| update.set(key, &b""[..], None));
+    }
     carry_out(&mut shards[0], &mut media[0], &KEYS, |update| {
         for key in KEYS {
             (0..CELLS).for_each(|at| assert!(update.set_cell(key, Shape::Set, &at.to_be_bytes(), &[])));
@@ -546,10 +552,10 @@ fn sweep_of_long_keys_stops_after_its_work() {
     });
     let clock = Clock { now_ms: NOW.now_ms + 1, ..NOW };
     // Nearly that of two keys.
-    let budget = SweepBudget { leaves_max: 100, keys_max: 100, work_max: 2 * CELLS - 1 };
+    let budget = SweepBudget { leaves_max: 3, keys_max: 100, work_max: 2 * CELLS - 1 };
     for left in [4, 2, 0] {
         assert_eq!(shards[0].sweep(clock, budget, |_, _| {}), Ok(left > 0));
-        assert_eq!(store.keys(), left);
+        assert_eq!(store.keys(), OTHERS + left);
     }
 }
 

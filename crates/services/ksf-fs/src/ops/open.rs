@@ -128,7 +128,7 @@ impl Drop for Opened {
 /// Open files that the reserve has for each connection.
 const RESERVED: usize = 8;
 
-/// Where an open file counts.
+/// Half of the open files in which one counts.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     /// Half of all: a connection has at most [`RESERVED`] of it, so that a few connections cannot keep others from opening files.

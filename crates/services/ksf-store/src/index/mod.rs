@@ -133,6 +133,18 @@ impl Round {
     pub fn is_under_way(&self) -> bool {
         self.is_under_way
     }
+
+    /// Goes on from this key, which has ended and is not taken out, if the round has passed it.
+    pub fn go_back(&mut self, key: &[u8]) {
+        if !self.is_under_way {
+            // It is over, and the index has kept that a key ended: another round follows this rest.
+            *self = Self { is_under_way: true, ..Self::default() };
+        } else if *self.from <= *key {
+            return;
+        }
+        self.from.clear();
+        self.from.extend_from_slice(key);
+    }
 }
 
 impl Default for Round {
