@@ -26,7 +26,7 @@
 //! over how long its reply may become (`reply_bytes`). A message goes on if it fits together with its reply, or both are
 //! short. Others wait in the order in which they came, also those of connections that owe nothing, until there is room.
 //! One of them at a time goes on without ([`Budget::next_to_proceed`]), and keeps this place until its peer has taken the
-//! reply.
+//! reply, or its backend all of the request.
 //!
 //! A request in work counts until it is answered, also when its connection ends before: its message and what was found
 //! for it are with other threads until then.
@@ -239,6 +239,11 @@ impl Budget {
             false => self.for_replies.push_back((key, bytes)),
         }
         false
+    }
+
+    /// True while this connection has the place without room.
+    pub(crate) fn has_pass_of(&self, key: ConnKey) -> bool {
+        self.reply_pass == Some(key)
     }
 
     /// A connection owes nothing, nor does its outgoing one, or it ends: the place without room goes to another one, if it has that.

@@ -187,6 +187,12 @@ impl Env {
         std::mem::take(&mut self.gated)
     }
 
+    /// True while bytes of this connection are on their way to its outgoing one.
+    pub(crate) fn passes_on(&self, key: ConnKey) -> bool {
+        let is_its = |work: &ExchangeWork| matches!(work, ExchangeWork::Request { from, request: ExchangeRequest::Pass(_) } if *from == key);
+        self.exchange_work.iter().any(is_its)
+    }
+
     /// What connections asked of their shard since the last call, in order, and which of them: for code that plays the
     /// shard. It tells them what comes of it by [`Connection::upstream`](crate::connection::Connection::upstream).
     pub fn take_exchange_requests(&mut self) -> Vec<(ConnKey, ExchangeRequest)> {

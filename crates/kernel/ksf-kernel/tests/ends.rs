@@ -272,14 +272,15 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
 fn fill(peer: &mut TcpStream, block: &[u8]) {
     peer.set_nonblocking(true).unwrap();
     let mut rest = block;
-    loop {
-        match peer.write(rest) {
-            Ok(bytes) => rest = if bytes < rest.len() { &rest[bytes..] } else { block },
-            Err(error) if error.kind() == ErrorKind::WouldBlock && window_is_closed(peer) => return,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::yield_now(),
-            Err(error) => panic!("{error}"),
+    wait_until("its window is closed", || {
+        loop {
+            match peer.write(rest) {
+                Ok(bytes) => rest = if bytes < rest.len() { &rest[bytes..] } else { block },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return window_is_closed(peer),
+                Err(error) => panic!("{error}"),
+            }
         }
-    }
+    });
 }
 
 /// True while the kernel probes whether its peer's window has opened.
@@ -297,9 +298,11 @@ fn window_is_closed(peer: &TcpStream) -> bool {
 /// Stops a process, and returns when none of its threads runs any more.
 fn stop(pid: u32) {
     rustix::process::kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::STOP).unwrap();
-    wait_until("it has stopped", || {
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().rsplit_once(") ").unwrap().1.starts_with('T')
-    });
+    let has_stopped = |thread: io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    wait_until("it has stopped", || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(has_stopped));
 }
 
 fn end_in_each_way(spoken: Spoken) {

@@ -211,7 +211,7 @@ impl Connection {
         self.queue_limit(admission) > self.out_queue.bytes()
     }
 
-    /// What its out-queue must have for this kind of message.
+    /// Condition of its out-queue for this kind of message.
     pub(crate) fn room(&self, admission: Admission) -> Room {
         match admission {
             Admission::Reserved(bytes) => Room::Reserved(bytes),

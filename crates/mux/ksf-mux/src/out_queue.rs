@@ -73,7 +73,7 @@ struct Sender<T> {
     sent: u64,
 }
 
-/// When a queue takes a message.
+/// Condition on which a queue takes a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// While fewer bytes than these wait.

@@ -710,6 +710,19 @@ fn response_without_a_length_is_whole_or_visibly_cut_short() {
     }
 }
 
+/// The client ends its own direction in its request, and so the exchange.
+#[test]
+fn early_response_without_a_length_is_visibly_cut_short() {
+    let mut meeting = Meeting::new(&proxy(1, true));
+    meeting.client("POST / HTTP/1.0\r\nContent-Length: 100\r\n\r\nsome");
+    meeting.connected(false);
+    assert!(meeting.backend("HTTP/1.1 200 OK\r\n\r\nhalf").ends_with("\r\n\r\nhalf"));
+    assert_eq!(meeting.client.eof(), b"");
+    meeting.carry_out();
+    assert_eq!(meeting.hung_up, Some(false));
+    assert!(meeting.client.needs_reset());
+}
+
 #[test]
 fn a_backend_that_breaks_off_in_its_head_is_a_bad_gateway() {
     let proxy = proxy(2, true);

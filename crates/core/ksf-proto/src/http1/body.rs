@@ -1,5 +1,7 @@
 //! Bodies: counted as they pass, in pieces of any size.
 
+use std::io::Write;
+
 use crate::looked;
 
 /// How the end of a body is told (RFC 9112, section 6.3).
@@ -302,7 +304,7 @@ impl State {
     }
 }
 
-/// What follows the data of a chunk.
+/// Line end behind the data of a chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
 /// The chunk that ends a body, without trailers.
@@ -310,7 +312,8 @@ pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Appends the line in front of a chunk of `bytes` bytes. Without any, it would be the last one.
 pub fn begin_chunk(bytes: usize, out: &mut Vec<u8>) {
-    out.extend_from_slice(format!("{bytes:x}\r\n").as_bytes());
+    // Writing to a vector does not fail.
+    let _ = write!(out, "{bytes:x}\r\n");
 }
 
 /// The data of a chunked body that a [`Body`] took whole, without what stands between the chunks.

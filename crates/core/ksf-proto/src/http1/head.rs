@@ -24,7 +24,7 @@ pub enum BadHead {
     #[error("the version is neither HTTP/1.0 nor HTTP/1.1")]
     Version,
     /// A method this reader cannot frame: CONNECT turns the connection into a tunnel, PRI into one of HTTP/2 (RFC 9113, section
-    /// 11.6).
+    /// 3.4).
     #[error("the method cannot be served")]
     Method,
     /// A method with a small letter: readers differ on whether `get` is GET.

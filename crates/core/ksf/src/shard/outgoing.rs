@@ -99,6 +99,8 @@ impl Outgoing {
         self.counted_bytes = held_bytes;
         if held_bytes == 0
             && let Some(owner) = self.owner
+            && env.budget.has_pass_of(owner)
+            && !env.passes_on(owner)
         {
             env.budget.return_reply_pass(owner);
         }
@@ -476,6 +478,24 @@ mod tests {
             assert_eq!(env.budget.reply_bytes(), counted, "{sent} more bytes are sent");
         }
         batch.recycle(&mut env.spares);
+        outgoing.end(&mut env);
+    }
+
+    /// The batch before is sent in the turn in which its client's next one proceeds without room.
+    #[test]
+    fn the_place_without_room_stays_with_what_is_on_its_way() {
+        let limits = Limits { shard_bytes_max: 16 << 10, ..Limits::default() };
+        let mut env = Env::new(limits, Pool::new(Memory::Anonymous, 4096, 1).unwrap()).unwrap();
+        let (key, to) = (ConnKey { index: 0, generation: 0 }, SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut outgoing = Outgoing { connected: true, ..Outgoing::new(key, to, key, env.now) };
+        assert!(env.budget.admits_reply(key, 64 << 10, &env.limits));
+        let request = ExchangeRequest::Pass(Chunk::from_vec(vec![7; 64 << 10]));
+        env.exchange_work.push(ExchangeWork::Request { from: key, request });
+        outgoing.recount(&mut env);
+        assert!(env.budget.has_pass_of(key));
+        env.exchange_work.clear();
+        outgoing.recount(&mut env);
+        assert!(!env.budget.has_pass_of(key));
         outgoing.end(&mut env);
     }
 }

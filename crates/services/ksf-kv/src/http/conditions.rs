@@ -46,7 +46,7 @@ impl Conditions<'_> {
     }
 }
 
-/// Whether a list of tags (RFC 9110, sections 8.8.3 and 13.1.1), or `*`, has that of a version. Weak ones count only where a
+/// True if a list of tags (RFC 9110, sections 8.8.3 and 13.1.1), or `*`, has that of a version. Weak ones count only where a
 /// comparison is weak. `None`: it is no such list.
 fn names(list: &[u8], version: Option<u64>, is_weak: bool) -> Option<bool> {
     if list.trim_ascii() == b"*" {

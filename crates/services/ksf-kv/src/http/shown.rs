@@ -23,7 +23,7 @@ impl Requests {
         self.0.cut(buf, scanned, limits, |_, _| true)
     }
 
-    /// What the message asks for that was cut last. `None`: it is a head whose body is to come.
+    /// What the message asks for that was cut last. `None`: a head whose body is to come, or empty lines.
     pub fn show(&mut self, message: &[u8]) -> Option<String> {
         match self.0.take(message)? {
             Taken::Whole(request) => Some(shown(&request, message)),

@@ -65,6 +65,15 @@ pub struct ProxyClient {
     reply_end: ReplyEnd,
 }
 
+impl ProxyClient {
+    /// Nothing more of a response comes that may have begun.
+    fn cut_short(&mut self) {
+        if self.reply_end == ReplyEnd::Close {
+            self.reply_end = ReplyEnd::CutShort;
+        }
+    }
+}
+
 /// A request that is with a backend.
 #[derive(Debug)]
 struct Exchange {
@@ -277,9 +286,7 @@ impl Proxy {
         client.exchange = None;
         if begun {
             // The client sees that the answer ends early.
-            if client.reply_end == ReplyEnd::Close {
-                client.reply_end = ReplyEnd::CutShort;
-            }
+            client.cut_short();
             client.reader.finish_request();
             reply.hold(false);
             return reply.close();
@@ -448,7 +455,10 @@ impl Service for Proxy {
             }
             Upstream::Failed(failure) => self.failed(conn, failure, reply),
             // Half a request will never be whole; for a whole one the client still reads.
-            Upstream::ClientEnded if conn.reader.is_mid_body() => reply.hang_up(false),
+            Upstream::ClientEnded if conn.reader.is_mid_body() => {
+                conn.cut_short();
+                reply.hang_up(false);
+            }
             _ => {}
         }
     }
