@@ -17,7 +17,7 @@ use ksf::deferred::{Answer, Answers, Delivery};
 use ksf::env::Env;
 use ksf::error::CloseReason;
 use ksf::pool::{Chunk, Memory, Pool};
-use ksf::service::{CallOutcome, ConnKey, EXPECTED_REPLY_BYTES, call_outside};
+use ksf::service::{CallOutcome, EXPECTED_REPLY_BYTES, call_outside};
 use ksf::stats::Stats;
 use ksf::{Order, Peer, Profile, WorkerService};
 
@@ -28,7 +28,7 @@ use crate::lease::Grant;
 use crate::mux::{HELD_BYTES_MAX, Mux};
 use crate::options::{Classify, MuxOptions};
 use crate::scheduler::{Source as _, Taken};
-use crate::socket::{InPlaceBatch, Message, Replies};
+use crate::socket::{InPlaceBatch, Message, MessageSocket, Replies};
 use crate::sync::Arc;
 
 /// How a service is run by workers.
@@ -131,6 +131,26 @@ impl<S: WorkerService> Workers<S> {
     ///
     /// [`StartError::OnShardsOnly`] for a service that no worker can serve: one that cuts its streams itself, or dials out.
     pub fn start(service: Arc<S>, options: WorkersOptions) -> Result<Arc<Self>, StartError> {
+        let (this, workers) = Self::without_threads(service, options)?;
+        for (number, (socket, mut worker)) in workers.into_iter().enumerate() {
+            let name = format!("ksf-worker-{number}");
+            let thread = thread::Builder::new().name(name).spawn(move || {
+                loop {
+                    match socket.recv_in_place() {
+                        Ok(batch) => worker.work(&socket, &batch),
+                        Err(RecvError::Stopped) => return,
+                        // Waiting for events cannot fail but for want of memory: try again.
+                        Err(_) => thread::yield_now(),
+                    }
+                }
+            });
+            lock(&this.threads).push(thread?);
+        }
+        Ok(Arc::new(this))
+    }
+
+    /// The same without their threads.
+    fn without_threads(service: Arc<S>, options: WorkersOptions) -> Result<(Self, Vec<Seat<S>>), StartError> {
         adopt::check(&*service)?;
         let count = options.workers.max(1);
         let Profile { order, framing, .. } = service.profile();
@@ -143,15 +163,14 @@ impl<S: WorkerService> Workers<S> {
         let mux = Mux::new(of_mux)?;
         let calls = (0..count).map(|_| AtomicU64::new(0)).collect();
         let pending = Arc::new(PendingReplies { by_ticket: Mutex::default(), calls });
-        let mut stats = Vec::new();
-        let mut threads = Vec::new();
+        let (mut stats, mut workers) = (Vec::new(), Vec::new());
         for number in 0..count {
             let socket = mux.socket()?;
             let mut env = Env::new(options.limits.clone(), no_pool()?)?;
             env.shard = number;
             env.answers = Some(Arc::clone(&pending) as Arc<dyn Answers>);
             stats.push(Arc::clone(&env.stats));
-            let mut worker = Worker {
+            let worker = Worker {
                 service: Arc::clone(&service),
                 pending: Arc::clone(&pending),
                 env,
@@ -159,21 +178,10 @@ impl<S: WorkerService> Workers<S> {
                 grant: socket.grant(),
                 ticket: (number as u64) << TICKET_BITS,
             };
-            let name = format!("ksf-worker-{number}");
-            let thread = thread::Builder::new().name(name).spawn(move || {
-                loop {
-                    match socket.recv_in_place() {
-                        Ok(batch) => worker.work(&socket, &batch),
-                        Err(RecvError::Stopped) => return,
-                        // Waiting for events cannot fail but for want of memory: try again.
-                        Err(_) => thread::yield_now(),
-                    }
-                }
-            });
-            threads.push(thread?);
+            workers.push((socket, worker));
         }
         let closes = Arc::new(Closes(std::array::from_fn(|_| AtomicU64::new(0))));
-        Ok(Arc::new(Self { service, mux, pending, stats, closes, order, threads: Mutex::new(threads) }))
+        Ok((Self { service, mux, pending, stats, closes, order, threads: Mutex::default() }, workers))
     }
 
     /// The multiplexor behind them.
@@ -272,6 +280,9 @@ impl<S: WorkerService> Adopter for Workers<S> {
     }
 }
 
+/// A worker, and the socket that it takes messages from.
+type Seat<S> = (MessageSocket, Worker<S>);
+
 struct Worker<S: WorkerService> {
     service: Arc<S>,
     pending: Arc<PendingReplies>,
@@ -286,13 +297,9 @@ struct Worker<S: WorkerService> {
 
 impl<S: WorkerService> Worker<S> {
     /// Works on a batch of messages of one connection, until its end or until the rest was given to others.
-    fn work(&mut self, socket: &crate::MessageSocket, batch: &InPlaceBatch) {
+    fn work(&mut self, socket: &MessageSocket, batch: &InPlaceBatch) {
         let conn = &batch.source;
         let Some(served) = served::<S>(conn) else { return };
-        let Some(mut state) = lock(&served.states).pop() else {
-            debug_assert!(false, "more workers than states");
-            return;
-        };
         // Of all messages of the batch; and of those that are answered later, which are done with then.
         let (mut messages, mut bytes) = (0, 0);
         let (mut later, mut later_bytes) = (0, 0);
@@ -303,7 +310,7 @@ impl<S: WorkerService> Worker<S> {
         while socket.grant_more(batch, &mut self.replies, &mut self.grant) {
             let mut begun = Begun::default();
             while !closed && end.is_none() {
-                let (called, reserved_bytes) = self.call(socket, batch, served.peer, conn.id, &mut state, &mut begun);
+                let (called, reserved_bytes) = self.call(socket, batch, served, &mut begun);
                 let is_deferred = matches!(called, Called::Deferred { .. });
                 match called {
                     Called::Answered => {}
@@ -343,7 +350,6 @@ impl<S: WorkerService> Worker<S> {
             messages += begun.messages;
             bytes += begun.bytes;
         }
-        lock(&served.states).push(state);
         if let Some(error) = end {
             socket.answer(batch, &mut self.replies);
             conn.mux.send(conn);
@@ -355,23 +361,29 @@ impl<S: WorkerService> Worker<S> {
 
     /// Calls the service with one message of the grant after the other, until one is not simply answered. Also returns the bytes
     /// that are reserved for the reply to the last one.
+    ///
+    /// It has a state of the connection from the first message that it begins until it returns. Before and afterwards other workers
+    /// may work on the connection: the timer thread gives them what is not begun, an answer from another thread lets the next message
+    /// begin, and a message without room is taken again.
     fn call(
         &mut self,
-        socket: &crate::MessageSocket,
+        socket: &MessageSocket,
         batch: &InPlaceBatch,
-        peer: Peer,
-        key: ConnKey,
-        state: &mut S::Conn,
+        served: &Served<S>,
         begun: &mut Begun,
     ) -> (Called, usize) {
+        let (peer, key) = (served.peer, batch.source.id);
+        let mut state = None;
         let before = begun.messages;
         // Where the replies to the last message begin.
-        let mut mark = 0;
+        let mut mark = self.replies.output.len();
         let mut reserved_bytes = 0;
         let Self { service, pending, env, replies, ticket, grant, .. } = self;
         let called = catch_unwind(AssertUnwindSafe(|| {
             while let Some(place) = grant.next(|| socket.kept()) {
                 begun.add(&place);
+                // A worker that begins a message finds one, by the scheduler's rules.
+                let state = state.get_or_insert_with(|| lock(&served.states).pop().expect("more workers than states"));
                 *ticket += 1;
                 pending.begin(*ticket);
                 mark = replies.output.len();
@@ -402,6 +414,9 @@ impl<S: WorkerService> Worker<S> {
             }
             Called::Answered
         }));
+        if let Some(state) = state {
+            lock(&served.states).push(state);
+        }
         self.env.stats.messages.add((begun.messages - before) as u64);
         let called = called.unwrap_or_else(|_| {
             self.env.stats.tasks_panicked.add(1);
@@ -600,3 +615,6 @@ fn no_pool() -> std::io::Result<Pool> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -345,7 +345,7 @@ impl MessageSocket {
         WorkerCx { worker: self.worker.as_ref(), receiver: &mut state.receiver, batch_len }
     }
 
-    fn lock(&self) -> crate::sync::MutexGuard<'_, WorkerState> {
+    pub(crate) fn lock(&self) -> crate::sync::MutexGuard<'_, WorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -107,12 +107,14 @@ impl Attack<'_> {
         pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * rustix::param::page_size()
     }
 
-    /// Threads of the process, without those that the kernel adds for io_uring (`iou-wrk-PID`), which it bounds.
-    fn threads(&self) -> usize {
+    /// Names of the threads of the process, without those that the kernel adds for io_uring (`iou-wrk-PID`), which it bounds.
+    fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.server.pid())).unwrap();
         // A thread that ends meanwhile has no name.
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
-        names.filter(|name| !name.starts_with("iou-")).count()
+        let mut names: Vec<String> = names.filter(|name| !name.starts_with("iou-")).collect();
+        names.sort();
+        names
     }
 
     fn address(&self) -> SocketAddr {
