@@ -221,16 +221,19 @@ fn ways(spoken: Spoken) -> Vec<Way> {
 
 /// True if the server has closed its end, and what is left of that in the kernel waits for this peer's, for a minute.
 fn is_forgotten(peer: &TcpStream) -> bool {
-    let end = |address: io::Result<SocketAddr>| format!("0100007F:{:04X}", address.unwrap().port());
     let Ok(server) = peer.peer_addr() else { return false };
-    let ends = [end(Ok(server)), end(peer.local_addr())];
+    // FIN_WAIT2, with the timer of TIME_WAIT: no socket any more.
+    is_listed([server, peer.local_addr().unwrap()], |state, timer| state == "05" && timer == "03")
+}
+
+/// True while the kernel lists a socket with these addresses, its own first, whose state and timer are those (proc_net_tcp.rst).
+fn is_listed(ends: [SocketAddr; 2], is_so: impl Fn(&str, &str) -> bool) -> bool {
     let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    // FIN_WAIT2, with the timer of TIME_WAIT (proc_net_tcp.rst): no socket any more.
-    let is_it = |line: &str| {
+    let ends = ends.map(|end| format!("0100007F:{:04X}", end.port()));
+    table.lines().skip(1).any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        fields[1..3] == ends && fields[3] == "05" && fields[5].starts_with("03:")
-    };
-    table.lines().skip(1).any(is_it)
+        fields[1..3] == ends && is_so(fields[3], &fields[5][..2])
+    })
 }
 
 /// Sends and reads until the connection has ended: for one that sends, until it cannot any more. A peer that can neither
@@ -285,14 +288,7 @@ fn fill(peer: &mut TcpStream, block: &[u8]) {
 
 /// True while the kernel probes whether its peer's window has opened.
 fn window_is_closed(peer: &TcpStream) -> bool {
-    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
-    let ends = [peer.local_addr(), peer.peer_addr()].map(|end| format!("0100007F:{:04X}", end.unwrap().port()));
-    // The timer 4 (proc_net_tcp.rst).
-    let is_it = |line: &str| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        fields[1..3] == ends && fields[5].starts_with("04:")
-    };
-    table.lines().skip(1).any(is_it)
+    is_listed([peer.local_addr(), peer.peer_addr()].map(Result::unwrap), |_, timer| timer == "04")
 }
 
 /// Stops a process, and returns when none of its threads runs any more.

@@ -283,7 +283,8 @@ impl Connection {
 /// Which messages an out-queue takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// Every one: a service cannot be told to come again. Its connection is throttled instead. So many bytes were reserved for it.
+    /// Every one: a service cannot be told to come again. Its connection is throttled instead. `usize`: bytes that were reserved for
+    /// the message.
     Reserved(usize),
     /// Up to the budget of the connection: it answers a message in work.
     Answer,

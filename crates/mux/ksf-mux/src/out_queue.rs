@@ -78,7 +78,7 @@ struct Sender<T> {
 pub(crate) enum Room {
     /// While fewer bytes than these wait.
     Below(usize),
-    /// Always. The sum has counted so many bytes for it, which the message replaces there when it is queued.
+    /// Always. `usize`: bytes that the sum has counted for the message, which replaces them when it is queued.
     Reserved(usize),
 }
 

@@ -583,7 +583,9 @@ fn a_change_of_names_or_attributes_that_does_not_reach_the_medium_is_told() {
             fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
             let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
             let (procedure, args) = changing(&root, &file, "new").swap_remove(number);
-            assert_eq!(failure(&mut client, procedure, &args), IO, "procedure {procedure}");
+            // ext4 becomes read-only at the failure of its journal, which may meet the medium before the call does.
+            let status = failure(&mut client, procedure, &args);
+            assert!([IO, ROFS].contains(&status), "{status} by procedure {procedure}");
             // What was accepted before it is lost, too.
             let status = commit(&mut client, &lost).unwrap_err();
             assert!([IO, ROFS].contains(&status), "{status} after procedure {procedure}");
