@@ -5,7 +5,9 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use ksf_interpose::errno::{errno, fail, set_errno};
-use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
+use libc::{
+    cmsghdr, epoll_event, msghdr, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, ssize_t, timespec,
+};
 
 use crate::accept::Call;
 use crate::environment::Target;
@@ -111,6 +113,32 @@ fn controlled(fd: c_int, command: c_int, result: c_int) -> c_int {
     result
 }
 
+/// A message has come, perhaps with descriptors: a listener among them may be watched before the program accepts.
+///
+/// # Safety
+///
+/// `recvmsg` has filled the message in.
+#[cold]
+unsafe fn received(message: &msghdr) {
+    // SAFETY: the kernel has written `msg_controllen` bytes of whole headers.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    // SAFETY: null, or a header in that memory.
+    while let Some(&cmsghdr { cmsg_level, cmsg_type, cmsg_len }) = unsafe { header.as_ref() } {
+        if (cmsg_level, cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: as above; behind the header there are so many descriptors.
+            let (first, bytes) = unsafe { (libc::CMSG_DATA(header), cmsg_len - libc::CMSG_LEN(0) as usize) };
+            let number = |at| {
+                // SAFETY: within those bytes.
+                unsafe { first.cast::<c_int>().add(at).read_unaligned() }
+            };
+            let numbers = (0..bytes / size_of::<c_int>()).map(number);
+            beside(|entered| numbers.for_each(|fd| listener::received(entered, fd)));
+        }
+        // SAFETY: as above.
+        header = unsafe { libc::CMSG_NXTHDR(message, header) };
+    }
+}
+
 /// Numbers that the program closes by range, as far as they are known here. False: nothing is its own here.
 fn closing_range(first: c_uint, last: c_uint) -> bool {
     let Some(entered) = enter() else { return false };
@@ -146,6 +174,15 @@ hooks! {
     /// connect(2)
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
         ports::connect(fd, address, length)
+    }
+
+    /// recvmsg(2)
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        let result = real::recvmsg(fd, message, flags);
+        if result >= 0 && (*message).msg_controllen > 0 && process().is_some() {
+            received(&*message);
+        }
+        result
     }
 
     /// shutdown(2)

@@ -68,6 +68,14 @@ pub(crate) fn listened(entered: &Entered, fd: c_int, backlog: c_int) {
     }
 }
 
+/// A descriptor came in a message from another process.
+pub(crate) fn received(entered: &Entered, fd: c_int) {
+    // Another kind of socket may listen later.
+    if listens(fd) {
+        meet(entered, fd);
+    }
+}
+
 /// Tells the holder of a listener. True: it has it now.
 pub(crate) fn tell(entered: &Entered, slot: usize, fd: c_int) -> bool {
     let listener = &LISTENERS[slot];

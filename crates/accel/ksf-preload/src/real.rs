@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use ksf_interpose::Next;
-use libc::{epoll_event, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, timespec};
+use libc::{epoll_event, msghdr, pid_t, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, ssize_t, timespec};
 
 /// A list of strings that ends with null: arguments or environment.
 pub(crate) type Strings = *const *const c_char;
@@ -47,6 +47,7 @@ real! {
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     fn shutdown(fd: c_int, how: c_int) -> c_int;
     fn close(fd: c_int) -> c_int;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;

@@ -291,6 +291,23 @@ fn a_killed_workers_connections_are_taken_by_another() {
     assert_eq!((counters.accepted_own, counters.accepted_fallback), (20, 3), "{counters:?}");
 }
 
+/// As when HAProxy loads its configuration again: the new process gets the listener in a message, and the connections that wait
+/// in the queue of the old one are all that there are.
+#[test]
+fn a_worker_whose_listener_came_in_a_message_takes_what_its_predecessor_left() {
+    let Some((holder, mut actors, listener, port, _)) = child_worker(patient) else { return };
+    let pid = actors.number(1, "pid") as u32;
+    let connected = clients(port, 5);
+    assert_eq!(waiting(&holder), 5);
+    let copy = actors.number(0, &format!("message {listener}"));
+    signal(pid, Signal::KILL);
+    actors.zero(0, "wait_child");
+    let epoll = actors.watching(0, copy);
+    wait_ready(&holder, 1);
+    actors.takes(0, epoll, copy, 5);
+    assert!(connected.into_iter().all(Client::was_served));
+}
+
 #[test]
 fn connections_that_nobody_is_left_to_take_are_reset() {
     let impatient = || {
@@ -455,7 +472,7 @@ fn a_listener_that_came_unseen_is_found_when_the_program_accepts() {
     for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLRDHUP, ONCE] {
         let mut actors = Actors::start(&holder);
         let (first, port) = actors.listener();
-        // As it comes in a message from another process: a number that nobody has told the library of.
+        // A number that nobody has told the library of.
         let listener = actors.number(0, &format!("rawdup {first}"));
         actors.zero(0, &format!("rawclose {first}"));
         let epoll = actors.number(0, "epoll");
