@@ -192,7 +192,10 @@ fn a_listener_that_is_taken_out_of_epoll_and_put_back_is_not_asked_each_time() {
 #[test]
 fn a_holder_that_is_switched_on_later_gives_queues() {
     let Some(()) = own_network() else { return };
-    let holder = holder_with(|options| options.on = false);
+    let holder = holder_with(|options| {
+        be_patient(options);
+        options.on = false;
+    });
     for style in ["prefork-epoll", "prefork-oneshot", "prefork-blocking"] {
         let server = Server::start(&holder, style, 1);
         holder.pause().unwrap();

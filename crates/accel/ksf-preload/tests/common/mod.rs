@@ -90,7 +90,7 @@ pub(crate) fn patient_at(level: Level) -> Started {
     holder
 }
 
-fn be_patient(options: &mut AccelOptions) {
+pub(crate) fn be_patient(options: &mut AccelOptions) {
     (options.busy_limit_ns, options.look_ms) = (60_000_000_000, 1000);
 }
 
