@@ -1,11 +1,12 @@
 //! Signals as events: SIGTERM and SIGINT stop, SIGHUP reloads, a second stop is at once.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::output::{Failure, Status, say};
@@ -28,7 +29,10 @@ pub(crate) struct Events {
 impl Events {
     /// Takes over the signals. To be called before other threads start, so that no signal can
     /// end the process by its default action in between. (SIGPIPE is ignored by Rust's runtime.)
+    ///
+    /// SIGXFSZ has no effect: a write beyond RLIMIT_FSIZE fails (EFBIG), and that is for the client which has asked for it.
     pub(crate) fn take() -> io::Result<Self> {
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let (sender, receiver) = mpsc::channel();
         thread::Builder::new().name("ksf-signals".into()).spawn(move || {

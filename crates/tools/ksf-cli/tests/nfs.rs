@@ -13,7 +13,7 @@ use ksf_proto::oncrpc::{NFS_PROGRAM, Reply};
 use ksf_proto::xdr::XdrWrite as _;
 use ksf_test::rpc::{self, read_record, record, words};
 use ksf_test::{is_root, program_or_skip, stream, wait_until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 /// One of libnfs' tools, with its words, which name a file of the server by `@NAME`. `None`: it is not here.
 fn libnfs(server: &Server, export: &Path, words: &[&str]) -> Option<Result<String, String>> {
@@ -191,6 +191,32 @@ fn load(port: u16, place: &Place, words: &[&str]) -> std::process::Output {
     let url = format!("nfs://127.0.0.1:{port}{}", place.export().display());
     let args: Vec<&str> = ["load", "nfs", "--files", "10"].into_iter().chain(words.iter().copied()).collect();
     run(&[&args[..], &[url.as_str()]].concat())
+}
+
+/// A limit of the process (RLIMIT_FSIZE) ends the request, not the server.
+#[test]
+fn a_file_beyond_the_limit_of_the_process_is_refused() {
+    const FBIG: u32 = 27;
+    let place = Place::new();
+    let server = place.start("epoll", ",squash=all,anon=0:0", &[]);
+    let pid = Pid::from_raw(server.pid() as i32);
+    let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    prlimit(pid, Resource::Fsize, limit).unwrap();
+    let calls = Calls(server.address(" tcp "));
+    let root = calls.mount(place.export().to_str().unwrap());
+    let file = calls.create(&root, "file");
+    let status = |procedure, args: &[u8]| {
+        let results = calls.call(NFS_PROGRAM, procedure, args);
+        u32::from_be_bytes(results[..4].try_into().unwrap())
+    };
+    let size = [opaque(&file), words(&[0, 0, 0, 1, 0, 2 << 20, 0, 0, 0])].concat();
+    assert_eq!(status(2, &size), FBIG);
+    let data = [opaque(&file), words(&[0, 2 << 20, 4, 2]), opaque(b"data")].concat();
+    assert_eq!(status(7, &data), FBIG);
+    let data = [opaque(&file), words(&[0, 0, 4, 2]), opaque(b"data")].concat();
+    assert_eq!(status(7, &data), 0);
+    server.stop();
+    assert_eq!(fs::read(place.export().join("file")).unwrap(), b"data");
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl Calls {
         results[4..].to_vec()
     }
 
-    fn call(&self, program: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    pub(crate) fn call(&self, program: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
         let mut connection = stream::connect(self.0);
         let mut record = Vec::new();
         put_record(&mut record, |out| {
