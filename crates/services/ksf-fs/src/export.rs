@@ -358,6 +358,13 @@ impl Export {
         self.learn_by(object, folder, name, Origin::Lookup);
     }
 
+    /// An object got this name by a link.
+    pub(crate) fn learn_link(&self, object: &Handle, folder: &Handle, name: &CStr) {
+        if let Some(table) = &self.table {
+            table.learn_link(object, folder, name.to_owned());
+        }
+    }
+
     /// An object was listed with this name.
     pub(crate) fn learn_listed(&self, object: &Handle, folder: &Handle, name: &CStr) {
         self.learn_by(object, folder, name, Origin::Listing);

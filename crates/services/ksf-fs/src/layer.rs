@@ -28,7 +28,7 @@ use crate::rights::{Question, WhoKeys};
 use crate::sys;
 use crate::uncommitted::{Uncommitted, Verifier};
 
-/// Locks that keep the changes of one object in order.
+/// Locks of an export that keep the changes of one object in order.
 const LOCKS: usize = 1024;
 /// Bytes of a name, at most.
 const NAME_BYTES_MAX: usize = 255;
@@ -119,7 +119,8 @@ pub struct Fs {
     pub(crate) open_files: Arc<OpenFiles>,
     /// Random at the start of the server.
     first_verifier: u64,
-    locks: Box<[Mutex<()>]>,
+    /// [`LOCKS`] of each export: who waits for the medium of one holds up nobody else.
+    locks: Vec<Mutex<()>>,
     /// `/proc/self/fd`: opens the content of what is open without it.
     pub(crate) process: OwnedFd,
     stale: AtomicU64,
@@ -174,7 +175,7 @@ impl Fs {
             uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
             open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
             first_verifier: u64::from_be_bytes(verifier),
-            locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
+            locks: Vec::new(),
             process,
             stale: AtomicU64::new(0),
             settled: AtomicU64::new(0),
@@ -212,6 +213,7 @@ impl Fs {
             self.attrs = AttrCache::new(self.attr_entries_max);
         }
         self.exports.push(Arc::clone(&export));
+        self.locks.resize_with(self.exports.len() * LOCKS, Mutex::default);
         Ok(export)
     }
 
@@ -422,11 +424,8 @@ impl Fs {
             });
         };
         let root = (export.root(), &export.root_descriptor);
-        let opened = table.open(handle, root, |folder, name| self.open_name(folder, name))?;
-        if export.handle_of(&opened)? != *handle {
-            return Err(ErrorKind::Stale.into());
-        }
-        Ok(opened)
+        let is_it = |opened: &OwnedFd| Ok(export.handle_of(opened)? == *handle);
+        table.open(handle, root, |folder, name| self.open_name(folder, name), is_it)
     }
 
     /// A descriptor for the bytes of a regular file, which is opened only for a caller that may use it: while a file is open for
@@ -521,13 +520,14 @@ impl Fs {
 
     /// Keeps other changes of this object by this server out; a change of it begins.
     pub(crate) fn lock(&self, handle: &Handle) -> Order<'_> {
-        let lock = self.lock_at(lock_of(handle));
+        let lock = self.lock_at(self.lock_of(handle));
         Order { changing: self.attrs.changing(handle), other: None, _locks: (lock, None) }
     }
 
     /// [`Fs::lock`] of two objects.
     pub(crate) fn lock_two(&self, one: &Handle, two: &Handle) -> Order<'_> {
-        let (low, high) = (lock_of(one).min(lock_of(two)), lock_of(one).max(lock_of(two)));
+        let (one_at, two_at) = (self.lock_of(one), self.lock_of(two));
+        let (low, high) = (one_at.min(two_at), one_at.max(two_at));
         let first = self.lock_at(low);
         let second = (low != high).then(|| self.lock_at(high));
         let changing = self.attrs.changing(one);
@@ -546,6 +546,11 @@ impl Fs {
     /// A change of an open object begins.
     pub(crate) fn changing_object(&self, export: &Export, object: &OwnedFd) -> Changing<'_> {
         export.handle_of(object).map_or_else(|_| self.attrs.changing_unknown(), |handle| self.attrs.changing(&handle))
+    }
+
+    fn lock_of(&self, handle: &Handle) -> usize {
+        // Other bits than those that choose a part of the descriptor cache.
+        self.share_of(handle) * LOCKS + ((handle.number() >> 8) % LOCKS as u64) as usize
     }
 
     fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
@@ -569,11 +574,6 @@ impl<'a> Order<'a> {
     fn of(&self, handle: &Handle) -> &Changing<'a> {
         self.other.as_ref().filter(|other| other.is_of(handle)).unwrap_or(&self.changing)
     }
-}
-
-fn lock_of(handle: &Handle) -> usize {
-    // Other bits than those that choose a part of the descriptor cache.
-    ((handle.number() >> 8) % LOCKS as u64) as usize
 }
 
 pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
@@ -668,6 +668,24 @@ pub(crate) const EXECUTE_BIT: u32 = 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::Served;
+
+    #[test]
+    fn no_handle_has_a_lock_of_another_export() {
+        let mut served = Served::open_to_all();
+        let other = ksf_test::Folder::to_export();
+        let [state, data] = ["state", "data"].map(|name| other.path(name));
+        std::fs::create_dir(&data).unwrap();
+        served.fs.add_export(&data, &state, ExportOptions::default()).unwrap();
+        let fs = &served.fs;
+        let [one, two] = [0, 1].map(|at| Arc::clone(&fs.exports()[at]));
+        let _changing = fs.lock(one.root());
+        for number in 0..20_000u64 {
+            let kernel = sys::KernelHandle::new(1, &number.to_ne_bytes()).unwrap();
+            let at = fs.lock_of(&two.handle(&kernel).unwrap());
+            assert!(fs.locks[at].try_lock().is_ok(), "handle {number}");
+        }
+    }
 
     #[test]
     fn a_part_of_a_file_system_is_told_by_its_id_and_by_its_device_if_it_has_none() {

@@ -1,8 +1,9 @@
 //! Where inodes were seen, for servers that may not open kernel handles (no CAP_DAC_READ_SEARCH).
 //!
-//! Each inode is known by the folder and the name under which it was seen last. To open a handle its names are walked from the
-//! root, and what is found must have the handle's kernel handle; anything else is stale. So a handle survives renames by this
-//! server, not renames by local programs (until the object is looked up again), and not the end of the server.
+//! Each inode is known by the folder and the name under which it was seen last, and by the last name that a link of this server
+//! gave it. To open a handle its names are walked from the root, and what is found must have the handle's kernel handle; anything
+//! else is stale. So a handle survives renames by this server, and a link whose old name is removed; not renames by local programs
+//! (until the object is looked up again), and not the end of the server.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,6 +23,8 @@ const DEPTH_MAX: usize = 2048;
 pub(crate) struct Table {
     places: Mutex<Places>,
     places_max: usize,
+    /// Where links were made, for objects that are not found in their places any more.
+    links: Mutex<Lru<Handle, Place>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,7 +158,7 @@ impl Places {
 
 impl Table {
     pub(crate) fn new(places_max: usize) -> Self {
-        Self { places: Mutex::default(), places_max: places_max.max(1) }
+        Self { places: Mutex::default(), places_max: places_max.max(1), links: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {
@@ -173,21 +176,43 @@ impl Table {
         while places.len() > self.places_max && places.evict(self.places_max / 4) {}
     }
 
-    /// Opens the object by the names that lead to it from `root`. `step` opens a name in a folder.
+    /// A link of this server gave the object this name; it keeps the one that it has.
+    pub(crate) fn learn_link(&self, object: &Handle, folder: &Handle, name: CString) {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.insert(object.clone(), Place { folder: folder.clone(), name });
+        while links.len() > (self.places_max / 16).max(1) && links.pop_oldest().is_some() {}
+    }
+
+    /// Opens the object by the names that lead to it from `root`. `step` opens a name in a folder; `is_it` tells whether that is the
+    /// object.
     pub(crate) fn open(
         &self,
         object: &Handle,
         root: (&Handle, &OwnedFd),
         step: impl Fn(&OwnedFd, &CString) -> Result<OwnedFd, FsError>,
+        is_it: impl Fn(&OwnedFd) -> Result<bool, FsError>,
     ) -> Result<OwnedFd, FsError> {
-        let names = self.names(object, root.0)?;
-        let clone = || root.1.as_fd().try_clone_to_owned().map_err(|_| FsError::new(ErrorKind::TryLater));
-        names.iter().rev().try_fold(clone()?, |folder, name| match step(&folder, name) {
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => {
-                Err(ErrorKind::Stale.into())
+        let walk = |names: Vec<CString>| {
+            let start = root.1.as_fd().try_clone_to_owned().map_err(|_| FsError::new(ErrorKind::TryLater))?;
+            let found = names.iter().rev().try_fold(start, |folder, name| step(&folder, name));
+            match found {
+                Ok(found) if is_it(&found)? => Ok(found),
+                Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotDirectory) => Err(error),
+                _ => Err(FsError::new(ErrorKind::Stale)),
             }
-            other => other,
-        })
+        };
+        let found = self.names(object, root.0).and_then(walk);
+        let is_stale = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Stale);
+        let Some(Place { folder, name }) = is_stale.then(|| self.link_of(object)).flatten() else { return found };
+        let mut names = self.names(&folder, root.0)?;
+        names.insert(0, name.clone());
+        let found = walk(names)?;
+        self.learn(object, &folder, name, Origin::Lookup);
+        Ok(found)
+    }
+
+    fn link_of(&self, object: &Handle) -> Option<Place> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned()
     }
 
     /// The names from the object up to the root.
@@ -206,6 +231,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -269,6 +296,43 @@ mod tests {
         assert_eq!(table.names(&handle(3), &handle(1)).unwrap(), [name("file"), name("renamed")]);
         assert!(table.names(&handle(1), &handle(1)).unwrap().is_empty());
         assert_eq!(table.names(&handle(4), &handle(1)).unwrap_err().kind(), ErrorKind::Stale);
+    }
+
+    #[test]
+    fn an_object_whose_name_was_removed_is_found_by_the_name_of_its_link() {
+        let folder = ksf_test::Folder::new();
+        let root = OwnedFd::from(std::fs::File::open(folder.path("")).unwrap());
+        let inode = |name: &str| std::fs::metadata(folder.path(name)).unwrap().ino();
+        std::fs::write(folder.path("made"), "").unwrap();
+        let wanted = inode("made");
+        let table = Table::new(64);
+        let step = |folder: &OwnedFd, name: &CString| {
+            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW;
+            Ok(rustix::fs::openat(folder, name.as_c_str(), flags, rustix::fs::Mode::empty())?)
+        };
+        let is_it = |object: &OwnedFd| Ok(rustix::fs::fstat(object)?.st_ino == wanted);
+        let open = || table.open(&handle(1), (&handle(ROOT), &root), step, is_it).map_err(|error| error.kind());
+        table.learn(&handle(1), &handle(ROOT), name("made"), Origin::Lookup);
+        let link = |of: &str, to: &str| {
+            std::fs::hard_link(folder.path(of), folder.path(to)).unwrap();
+            table.learn_link(&handle(1), &handle(ROOT), name(to));
+        };
+        // The new name goes, as that of a lock file does; and the old one, which is another object's then.
+        link("made", "lock");
+        std::fs::remove_file(folder.path("lock")).unwrap();
+        assert!(open().is_ok());
+        link("made", "final");
+        std::fs::write(folder.path("other"), "").unwrap();
+        std::fs::rename(folder.path("other"), folder.path("made")).unwrap();
+        assert!(open().is_ok());
+        assert_eq!(table.names(&handle(1), &handle(ROOT)).unwrap(), [name("final")]);
+        std::fs::remove_file(folder.path("final")).unwrap();
+        assert_eq!(open().unwrap_err(), ErrorKind::Stale);
+        // They are bounded.
+        for number in 2..100 {
+            table.learn_link(&handle(number), &handle(ROOT), name("x"));
+        }
+        assert_eq!(table.links.lock().unwrap().len(), 4);
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, makedev};
+use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, StatxFlags, Timespec, makedev};
 use rustix::io::Errno;
+use rustix::time::ClockId;
 
 use super::change::{Resize, check, set_owner, set_times};
 use super::settle::changed_for_good;
@@ -264,7 +265,10 @@ impl Fs {
                 let (folder, new) = (&*place.folder, place.name.as_c_str());
                 Ok(rustix::fs::linkat(&self.process, old.as_c_str(), folder, new, AtFlags::SYMLINK_FOLLOW)?)
             },
-            |_, ()| Ok(()),
+            |place, ()| {
+                place.export.learn_link(file, place.handle, &place.name);
+                Ok(())
+            },
         );
         let after = self.node(lane, file).ok().map(|node| node.attr);
         drop(changing);
@@ -273,6 +277,9 @@ impl Fs {
 
     /// Makes an entry that is no regular file, and gives it its attributes by `dress`. What cannot be opened or dressed is removed
     /// again, with `removal`: a client that calls a second time must not meet it.
+    ///
+    /// It is opened by its name, which the owner of the folder may have given to another object by then: an older one, which stays
+    /// as it is.
     #[expect(clippy::too_many_arguments)]
     fn make(
         &self,
@@ -287,9 +294,16 @@ impl Fs {
     ) -> Changed<Found> {
         let made = self.make_entry(lane, credential, dir, name, |place| {
             check(attr)?;
+            let before = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
             make(place)?;
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let dressed = self.open_name(folder, name).and_then(|object| {
+            let opened = self.open_name(folder, name);
+            if let Ok(object) = &opened
+                && is_older(place.export, object, before)?
+            {
+                return Err(changed_for_good(ErrorKind::Io.into()));
+            }
+            let dressed = opened.and_then(|object| {
                 // Other calls may know it by its name already.
                 let _changing = self.changing_object(place.export, &object);
                 dress(place, &object)?;
@@ -377,6 +391,17 @@ impl Fs {
 }
 
 /// Whether a new file got attributes after it was made, which do not come to the medium with its name.
+/// True for an object that was there before `before`, by the clock that inodes have their times from. False where the file system
+/// tells no time of birth.
+fn is_older(export: &Export, object: &OwnedFd, before: Timespec) -> Result<bool, FsError> {
+    let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
+    // Others round it: FAT to two seconds.
+    let rounding_s = if export.is_warm() { 0 } else { 2 };
+    let birth = (stat.stx_btime.tv_sec + rounding_s, i64::from(stat.stx_btime.tv_nsec));
+    let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    Ok(is_told && birth < (before.tv_sec, before.tv_nsec))
+}
+
 fn is_dressed(how: &CreateHow) -> bool {
     match how {
         CreateHow::Unchecked(attr) | CreateHow::Guarded(attr) => has_more_than_mode(attr),
@@ -422,9 +447,44 @@ fn has_times_of(attr: &crate::attr::Attr, verifier: [u8; 8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use ksf_test::{root_or_skip, wait_until};
     use proptest::prelude::*;
+    use rustix::fs::{CWD, RenameFlags};
 
     use super::*;
+    use crate::common::{Served, on_lane, root};
+
+    /// Its owner gives the name of what root makes in a folder to an older object, which is another's.
+    #[test]
+    fn an_object_that_has_taken_the_name_of_a_new_one_stays_as_it_is() {
+        let Some(()) = root_or_skip("owners of files") else { return };
+        let served = Served::open_to_all();
+        let attr = SetAttr { uid: Some(1001), gid: Some(1001), mode: Some(0o666), ..SetAttr::default() };
+        let [old, new] = ["old", "new"].map(|name| served.path(name));
+        for kind in [RawType::Fifo, RawType::RegularFile] {
+            rustix::fs::mknodat(CWD, &old, kind, Permissions::RUSR, 0).unwrap();
+            let made_at = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+            wait_until("the clock goes on", || rustix::time::clock_gettime(ClockId::RealtimeCoarse) != made_at);
+            let make = |place: &Place<'_>| {
+                rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), RawType::Fifo, Permissions::RUSR, 0)?;
+                rustix::fs::renameat_with(CWD, &old, CWD, &new, RenameFlags::EXCHANGE)?;
+                Ok(())
+            };
+            let dress = |place: &Place<'_>, object: &OwnedFd| served.fs.dress(place, object, &attr, Some(0o666));
+            let mut result = Ok(());
+            on_lane(|lane| {
+                let made = served.fs.make(lane, &root(), served.root(), b"new", &attr, AtFlags::empty(), make, dress);
+                result = made.result.map(drop).map_err(|error| error.kind());
+            });
+            assert_eq!(result, Err(ErrorKind::Io));
+            let there = std::fs::symlink_metadata(&new).unwrap();
+            assert_eq!((there.uid(), there.mode() & 0o7777), (0, 0o400), "{kind:?}");
+            std::fs::remove_file(&old).unwrap();
+            std::fs::remove_file(&new).unwrap();
+        }
+    }
 
     proptest! {
         /// Two verifiers with the same times would take one client's file for the other's.
