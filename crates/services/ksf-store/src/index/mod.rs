@@ -22,8 +22,8 @@ use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
-use self::top::Top;
 pub(crate) use self::top::bytes_of_leaf;
+use self::top::{Place, Top};
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
 use crate::work;
@@ -178,7 +178,16 @@ type Guard<'a> = (&'a [u8], MutexGuard<'a, Leaf>);
 #[derive(Debug)]
 enum Guards<'a> {
     One(Guard<'a>),
-    Several(Vec<Guard<'a>>),
+    Several(Several<'a>),
+}
+
+/// Several leaves that are locked. The list of leaves does not change meanwhile.
+#[derive(Debug)]
+struct Several<'a> {
+    top: &'a Top,
+    /// Where each of them is in the list: numbers are faster to search than first keys.
+    places: Vec<Place>,
+    guards: Vec<Guard<'a>>,
 }
 
 impl<'a> Guards<'a> {
@@ -190,16 +199,18 @@ impl<'a> Guards<'a> {
         {
             return Self::One(held(place));
         }
-        let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(top, key)).collect();
-        places.sort_unstable_by_key(|(first, _)| *first);
-        places.dedup_by_key(|(first, _)| *first);
-        Self::Several(places.into_iter().map(held).collect())
+        let mut places: Vec<_> = keys.iter().map(|key| top.place(key)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let leaf_at = |place: &Place| top.at(*place).map(|(first, numbered)| held((first, &*numbered.leaf)));
+        let guards = places.iter().filter_map(leaf_at).collect();
+        Self::Several(Several { top, places, guards })
     }
 
     fn all(&self) -> &[Guard<'a>] {
         match self {
             Self::One(guard) => slice::from_ref(guard),
-            Self::Several(guards) => guards,
+            Self::Several(several) => &several.guards,
         }
     }
 
@@ -207,7 +218,7 @@ impl<'a> Guards<'a> {
     fn place(&self, key: &[u8]) -> Option<usize> {
         match self {
             Self::One(_) => Some(0),
-            Self::Several(guards) => guards.partition_point(|(first, _)| *first <= key).checked_sub(1),
+            Self::Several(Several { top, places, .. }) => places.binary_search(&top.place(key)).ok(),
         }
     }
 
@@ -218,7 +229,7 @@ impl<'a> Guards<'a> {
     fn leaf_mut(&mut self, place: usize) -> &mut Leaf {
         match self {
             Self::One((_, leaf)) => leaf,
-            Self::Several(guards) => &mut guards[place].1,
+            Self::Several(several) => &mut several.guards[place].1,
         }
     }
 }
@@ -463,7 +474,7 @@ impl Index {
         }
     }
 
-    /// Splits a leaf if it is still too long, and takes it away if it is still empty.
+    /// Splits a leaf if it is still too long, into as many as it takes, and takes it away if it is still empty.
     fn reshape(&self, first: &[u8]) {
         let mut top = self.write();
         let Some(numbered) = top.get(first) else { return };
@@ -479,12 +490,15 @@ impl Index {
             return;
         }
         let before = leaf.sizes();
-        let right = leaf.split();
-        let more = leaf.sizes() + right.sizes() - before;
+        let others = leaf.split();
+        let mut more = leaf.sizes() - before;
         drop(leaf);
-        let Some(first) = right.entry(0).map(|entry| Box::<[u8]>::from(entry.key)) else { return };
-        self.counted.count(more + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() });
-        top.insert(first, right);
+        for other in others {
+            let Some(first) = other.entry(0).map(|entry| Box::<[u8]>::from(entry.key)) else { continue };
+            more += other.sizes() + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() };
+            top.insert(first, other);
+        }
+        self.counted.count(more);
     }
 
     /// Lets go of values from the key `hand` on, and at the end from the first one again; `hand` becomes the key to go on from.
