@@ -63,6 +63,8 @@ mod tests {
     use ksf_test::Random;
 
     use super::*;
+    use crate::index::Index;
+    use crate::index::leaf::{Entry, Origin, Value};
 
     #[test]
     fn hints_are_counted_as_a_search_by_halves_counts_them() {
@@ -90,5 +92,24 @@ mod tests {
             let compared = LOOKS.get() - before;
             assert!(compared <= 64, "a search for {hint} compares {compared} of {} hints", hints.len());
         }
+    }
+    /// A command asks what a key has, changes it, and asks whether its record is out of date.
+    #[test]
+    fn a_key_that_was_just_found_is_not_searched_again() {
+        let index = Index::default();
+        let names: Vec<Vec<u8>> = (0..2_000).map(|number| format!("key {number:04}").into_bytes()).collect();
+        let keys: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+        let origin = Origin::default();
+        let entry = |key| Entry { key, value: Value::Here(b"value"), origin, expires_ms: None, older: 0 };
+        index.with(&keys, |locked| keys.iter().for_each(|key| locked.set(&entry(key))));
+        index.with(&keys, |locked| {
+            for key in &keys {
+                assert_eq!(locked.get(key), Some(entry(key)));
+                let before = LOOKS.get();
+                locked.set(&entry(key));
+                assert_eq!(locked.get(key), Some(entry(key)));
+                assert_eq!(LOOKS.get(), before, "{}", key.escape_ascii());
+            }
+        });
     }
 }

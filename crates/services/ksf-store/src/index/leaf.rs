@@ -258,10 +258,15 @@ impl Leaf {
         found.map(|at| from + at).map_err(|at| from + at)
     }
 
-    /// The same, without a search if `near` is right: the key is there, or would be.
+    /// Whether the entry at a place is that of a key.
+    pub(super) fn is_at(&self, at: usize, key: &[u8]) -> bool {
+        self.slots.get(at).is_some_and(|slot| self.key(slot) == key)
+    }
+
+    /// [`find`](Self::find), without a search if `near` is right: the key is there, or would be.
     pub fn find_near(&self, key: &[u8], near: Result<usize, usize>) -> Result<usize, usize> {
         let is_right = match near {
-            Ok(at) => self.slots.get(at).is_some_and(|slot| self.key(slot) == key),
+            Ok(at) => self.is_at(at, key),
             Err(at) => {
                 at <= self.len()
                     && at.checked_sub(1).is_none_or(|before| self.key(&self.slots[before]) < key)
