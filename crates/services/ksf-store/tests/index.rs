@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ksf_store::format::Lsn;
-use ksf_store::index::leaf::{Entry, Origin, Value};
+use ksf_store::index::leaf::{ENTRIES_MAX, Entry, Origin, Value};
 use ksf_store::index::{Index, Position};
 use ksf_store::memory::Memory;
+use ksf_store::work;
 use ksf_test::Random;
 
 fn set(index: &Index, key: &[u8], value: &[u8], version: u64, expires_ms: Option<u64>) {
@@ -47,6 +48,33 @@ fn it_has_what_a_map_has() {
         true
     });
     assert!(rest.next().is_none());
+}
+
+/// A leaf that stays long has each later command on it search, copy and lock all that is in it.
+#[test]
+fn a_command_with_many_new_keys_leaves_no_long_leaf() {
+    const KEYS: usize = 20_000;
+    let memory = Arc::new(Memory::new(usize::MAX));
+    let index = Index::new(Arc::clone(&memory), true);
+    let names: Vec<Vec<u8>> = (0..KEYS).map(|number| format!("key {number:06}").into_bytes()).collect();
+    let keys: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+    index.with(&keys, |locked| {
+        for (key, version) in keys.iter().zip(1..) {
+            let origin = Origin { log: 3, lsn: Lsn(version * 8), version };
+            locked.set(&Entry { key, value: Value::Here(key), origin, expires_ms: None, older: 0 });
+        }
+    });
+    let before = work::done();
+    assert_eq!(index.count(b"", b"\xff"), KEYS);
+    let leaves = (work::done() - before) as usize;
+    assert!(leaves >= KEYS / ENTRIES_MAX, "{KEYS} keys are in {leaves} leaves");
+    let mut rest = keys.iter();
+    index.scan(b"", |entry| {
+        assert_eq!(Some((entry.key, entry.value)), rest.next().map(|key| (*key, Value::Here(key))));
+        true
+    });
+    assert!(rest.next().is_none());
+    assert_eq!(memory.sizes(), index.measure());
 }
 
 /// Keys that lie at the same place of two leaves, or change places, while one command has all of them.

@@ -1,21 +1,31 @@
 //! Keys of any type: whether they are there, what they are called, and when they end.
 
+use ksf_proto::resp::SPANS_MAX;
 use ksf_store::cells::Shape;
 use ksf_store::store::UpdateError;
+use smallvec::SmallVec;
 
 use super::pattern::Pattern;
 use super::{Call, Failed, Result, SYNTAX};
 
+/// The keys of a command that has nothing but keys behind its name, in the order of the index: for very many keys, which lie
+/// anywhere, that halves the time in which all other clients wait.
+fn keys_in_order<'a>(call: &Call<'_, 'a>) -> SmallVec<[&'a [u8]; SPANS_MAX]> {
+    let mut keys = SmallVec::from_slice(&call.args[1..]);
+    keys.sort_unstable();
+    keys
+}
+
 pub(super) fn del(call: &mut Call<'_, '_>) -> Result {
-    let keys = &call.args[1..];
-    let removed = call.update(keys, |update| keys.iter().filter(|key| update.remove(key)).count())?;
+    let keys = keys_in_order(call);
+    let removed = call.update(&keys, |update| keys.iter().filter(|key| update.remove(key)).count())?;
     call.write().integer(removed as i64);
     Ok(())
 }
 
 pub(super) fn exists(call: &mut Call<'_, '_>) -> Result {
-    let keys = &call.args[1..];
-    let there = call.read(keys, |view| keys.iter().filter(|key| view.get(key).is_some()).count());
+    let keys = keys_in_order(call);
+    let there = call.read(&keys, |view| keys.iter().filter(|key| view.get(key).is_some()).count());
     call.write().integer(there as i64);
     Ok(())
 }

@@ -21,6 +21,8 @@ use crate::memory::Sizes;
 
 /// Entries of a leaf, above which it is split.
 pub const ENTRIES_MAX: usize = 256;
+/// Entries of a leaf that is made of more than one leaf takes: some more fit before it is split.
+const FILLED: usize = ENTRIES_MAX / 4 * 3;
 /// Longest value that is packed among the keys; longer ones have memory of their own, and may be let go of.
 pub const PACKED_BYTES_MAX: usize = 256;
 /// What a value with memory of its own takes beside its bytes: the counts of an [`Arc`].
@@ -256,10 +258,15 @@ impl Leaf {
         found.map(|at| from + at).map_err(|at| from + at)
     }
 
-    /// The same, without a search if `near` is right: the key is there, or would be.
+    /// Whether the entry at a place is that of a key.
+    pub(super) fn is_at(&self, at: usize, key: &[u8]) -> bool {
+        self.slots.get(at).is_some_and(|slot| self.key(slot) == key)
+    }
+
+    /// [`find`](Self::find), without a search if `near` is right: the key is there, or would be.
     pub fn find_near(&self, key: &[u8], near: Result<usize, usize>) -> Result<usize, usize> {
         let is_right = match near {
-            Ok(at) => self.slots.get(at).is_some_and(|slot| self.key(slot) == key),
+            Ok(at) => self.is_at(at, key),
             Err(at) => {
                 at <= self.len()
                     && at.checked_sub(1).is_none_or(|before| self.key(&self.slots[before]) < key)
@@ -563,13 +570,14 @@ impl Leaf {
         older == 1 && slot.flags & (GONE | CELLS) != 0
     }
 
-    /// Gives the upper half away.
-    pub fn split(&mut self) -> Self {
-        let upper = self.slots.split_off(self.slots.len() / 2);
-        let right = self.packed(&upper);
-        let lower = mem::take(&mut self.slots);
-        *self = self.packed(&lower);
-        right
+    /// Splits the leaf into parts of the same length, each with room for more. Keeps the first part and returns the others, in order.
+    pub fn split(&mut self) -> Vec<Self> {
+        let parts = self.len().div_ceil(FILLED).max(1);
+        let slots = mem::take(&mut self.slots);
+        let (first, others) = slots.split_at(slots.len().div_ceil(parts));
+        let others = others.chunks(first.len().max(1)).map(|slots| self.packed(slots)).collect();
+        *self = self.packed(first);
+        others
     }
 
     /// Packs the bytes anew when a quarter of them is dead: what is gone is memory that others need.

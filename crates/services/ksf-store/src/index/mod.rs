@@ -22,8 +22,8 @@ use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
-use self::top::Top;
 pub(crate) use self::top::bytes_of_leaf;
+use self::top::{Place, Top};
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
 use crate::work;
@@ -178,7 +178,16 @@ type Guard<'a> = (&'a [u8], MutexGuard<'a, Leaf>);
 #[derive(Debug)]
 enum Guards<'a> {
     One(Guard<'a>),
-    Several(Vec<Guard<'a>>),
+    Several(Several<'a>),
+}
+
+/// Several leaves that are locked. The list of leaves does not change meanwhile.
+#[derive(Debug)]
+struct Several<'a> {
+    top: &'a Top,
+    /// Where each of them is in the list: numbers are faster to search than first keys.
+    places: Vec<Place>,
+    guards: Vec<Guard<'a>>,
 }
 
 impl<'a> Guards<'a> {
@@ -190,25 +199,26 @@ impl<'a> Guards<'a> {
         {
             return Self::One(held(place));
         }
-        let mut places: Vec<_> = keys.iter().filter_map(|key| leaf_of(top, key)).collect();
-        places.sort_unstable_by_key(|(first, _)| *first);
-        places.dedup_by_key(|(first, _)| *first);
-        Self::Several(places.into_iter().map(held).collect())
+        let mut places: Vec<_> = keys.iter().map(|key| top.place(key)).collect();
+        places.sort_unstable();
+        places.dedup();
+        let leaf_at = |place: &Place| top.at(*place).map(|(first, numbered)| held((first, &*numbered.leaf)));
+        let guards = places.iter().filter_map(leaf_at).collect();
+        Self::Several(Several { top, places, guards })
     }
 
     fn all(&self) -> &[Guard<'a>] {
         match self {
             Self::One(guard) => slice::from_ref(guard),
-            Self::Several(guards) => guards,
+            Self::Several(several) => &several.guards,
         }
     }
 
-    /// The place of the leaf of a key that the command named.
-    fn place(&self, key: &[u8]) -> Option<usize> {
-        match self {
-            Self::One(_) => Some(0),
-            Self::Several(guards) => guards.partition_point(|(first, _)| *first <= key).checked_sub(1),
-        }
+    /// The place of the leaf of a key that the command named, without a search if the key is where the `last` one was found.
+    fn place(&self, key: &[u8], last: Found) -> Option<usize> {
+        let Self::Several(Several { top, places, guards }) = self else { return Some(0) };
+        let is_at = |at| guards.get(last.leaf).is_some_and(|(_, leaf)| leaf.is_at(at, key));
+        if last.at.is_ok_and(is_at) { Some(last.leaf) } else { places.binary_search(&top.place(key)).ok() }
     }
 
     fn leaf(&self, place: usize) -> &Leaf {
@@ -218,17 +228,24 @@ impl<'a> Guards<'a> {
     fn leaf_mut(&mut self, place: usize) -> &mut Leaf {
         match self {
             Self::One((_, leaf)) => leaf,
-            Self::Several(guards) => &mut guards[place].1,
+            Self::Several(several) => &mut several.guards[place].1,
         }
     }
+}
+
+/// Where a key was found, or would have been: its leaf among those of the command, and the place in that.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    leaf: usize,
+    at: Result<usize, usize>,
 }
 
 /// The leaves of a command's keys, locked.
 #[derive(Debug)]
 pub struct Locked<'a> {
     guards: Guards<'a>,
-    /// Where the last key was found in its leaf, or would have been: a command asks for the same key several times.
-    last: Cell<Result<usize, usize>>,
+    /// The last key that was looked for: a command asks for the same key several times.
+    last: Cell<Found>,
     added: isize,
     /// What the leaves have more of than before.
     more: Sizes,
@@ -255,12 +272,17 @@ impl Drop for Locked<'_> {
 }
 
 impl Locked<'_> {
+    /// The place of the leaf of a key that the command named.
+    fn place(&self, key: &[u8]) -> Option<usize> {
+        self.guards.place(key, self.last.get())
+    }
+
     /// The leaf of a key, and the entry of it that the key has.
     fn find(&self, key: &[u8]) -> Option<(usize, usize)> {
-        let place = self.guards.place(key)?;
-        let found = self.guards.leaf(place).find_near(key, self.last.get());
-        self.last.set(found);
-        Some((place, found.ok()?))
+        let leaf = self.place(key)?;
+        let at = self.guards.leaf(leaf).find_near(key, self.last.get().at);
+        self.last.set(Found { leaf, at });
+        Some((leaf, at.ok()?))
     }
 
     /// What a key has. `None` for a key that the command did not name, too.
@@ -297,9 +319,9 @@ impl Locked<'_> {
 
     /// Sets what a key has; it is one that the command named.
     pub fn set(&mut self, entry: &Entry<'_>) {
-        if let Some(at) = self.guards.place(entry.key) {
+        if let Some(at) = self.place(entry.key) {
             debug_assert!(self.guards.all()[at].0 <= entry.key, "the command named another key");
-            let near = self.last.get();
+            let near = self.last.get().at;
             self.added += self.change(at, |leaf| {
                 let before = leaf.len();
                 leaf.set_near(entry, near);
@@ -310,26 +332,26 @@ impl Locked<'_> {
 
     /// The record of a key was written again elsewhere.
     pub fn moved(&mut self, key: &[u8], log: u16, lsn: Lsn) {
-        if let Some(at) = self.guards.place(key) {
+        if let Some(at) = self.place(key) {
             self.guards.leaf_mut(at).moved(key, log, lsn);
         }
     }
 
     /// One more older record of a key is on a medium.
     pub fn add_older(&mut self, key: &[u8]) {
-        if let Some(at) = self.guards.place(key) {
+        if let Some(at) = self.place(key) {
             self.guards.leaf_mut(at).add_older(key);
         }
     }
 
     /// An older record of a key is on no medium any more. True if the entry is [settled](Entry::is_settled) by that.
     pub fn forget_older(&mut self, key: &[u8]) -> bool {
-        self.guards.place(key).is_some_and(|at| self.guards.leaf_mut(at).forget_older(key))
+        self.place(key).is_some_and(|at| self.guards.leaf_mut(at).forget_older(key))
     }
 
     /// Takes a key out. True if it was there.
     pub fn remove(&mut self, key: &[u8]) -> bool {
-        let Some(at) = self.guards.place(key) else { return false };
+        let Some(at) = self.place(key) else { return false };
         let removed = self.change(at, |leaf| leaf.remove(key));
         self.added -= isize::from(removed);
         removed
@@ -337,7 +359,7 @@ impl Locked<'_> {
 
     /// Removes the keys of the only leaf that begin with `front`.
     fn remove_front(&mut self, front: &[u8], take: impl FnMut(&Entry<'_>)) {
-        if let Some(at) = self.guards.place(front) {
+        if let Some(at) = self.place(front) {
             let removed = self.change(at, |leaf| leaf.remove_front(front, take));
             self.added -= removed as isize;
             work::add(removed as u64);
@@ -454,7 +476,8 @@ impl Index {
 
     fn lock<'a>(&'a self, top: &'a Top, keys: &[&[u8]], odd: &'a RefCell<Vec<Box<[u8]>>>) -> Locked<'a> {
         let guards = Guards::of(top, keys);
-        Locked { guards, last: Cell::new(NOWHERE), added: 0, more: Sizes::default(), index: self, odd }
+        let last = Cell::new(Found { leaf: 0, at: NOWHERE });
+        Locked { guards, last, added: 0, more: Sizes::default(), index: self, odd }
     }
 
     fn reshape_all(&self, odd: RefCell<Vec<Box<[u8]>>>) {
@@ -463,7 +486,7 @@ impl Index {
         }
     }
 
-    /// Splits a leaf if it is still too long, and takes it away if it is still empty.
+    /// Splits a leaf if it is still too long, into as many as it takes, and takes it away if it is still empty.
     fn reshape(&self, first: &[u8]) {
         let mut top = self.write();
         let Some(numbered) = top.get(first) else { return };
@@ -479,12 +502,15 @@ impl Index {
             return;
         }
         let before = leaf.sizes();
-        let right = leaf.split();
-        let more = leaf.sizes() + right.sizes() - before;
+        let others = leaf.split();
+        let mut more = leaf.sizes() - before;
         drop(leaf);
-        let Some(first) = right.entry(0).map(|entry| Box::<[u8]>::from(entry.key)) else { return };
-        self.counted.count(more + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() });
-        top.insert(first, right);
+        for other in others {
+            let Some(first) = other.entry(0).map(|entry| Box::<[u8]>::from(entry.key)) else { continue };
+            more += other.sizes() + Sizes { used: bytes_of_leaf(&first), ..Sizes::default() };
+            top.insert(first, other);
+        }
+        self.counted.count(more);
     }
 
     /// Lets go of values from the key `hand` on, and at the end from the first one again; `hand` becomes the key to go on from.
@@ -517,7 +543,7 @@ impl Index {
     /// Takes a value that was read from its medium, if the key still has this version and no value. True if it did.
     pub fn take_in(&self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
         self.with(&[key], |locked| {
-            let Some(at) = locked.guards.place(key) else { return false };
+            let Some(at) = locked.place(key) else { return false };
             locked.change(at, |leaf| leaf.take_in(key, version, value))
         })
     }

@@ -107,9 +107,9 @@ pub(super) struct Numbered {
     pub(super) leaf: Arc<Mutex<Leaf>>,
 }
 
-/// Where a leaf is: its group, and its place in that.
-#[derive(Clone, Copy)]
-struct Place(usize, usize);
+/// Where a leaf is: its group, and its place in that. Places are in the order of the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(usize, usize);
 
 /// The leaves in order. The first one begins with the empty key.
 #[derive(Debug)]
@@ -218,12 +218,14 @@ impl Top {
         Some((&**first, 0))
     }
 
-    fn place(&self, key: &[u8]) -> Place {
+    /// Where the leaf is that has, or would have, a key.
+    pub(super) fn place(&self, key: &[u8]) -> Place {
         let group = self.groups.find(key);
         Place(group, self.groups.items[group].find(key))
     }
 
-    fn at(&self, Place(group, at): Place) -> Option<(&[u8], &Numbered)> {
+    /// The leaf at a place, with its first key.
+    pub(super) fn at(&self, Place(group, at): Place) -> Option<(&[u8], &Numbered)> {
         let group = self.groups.items.get(group)?;
         Some((group.keys.get(at)?, group.items.get(at)?))
     }

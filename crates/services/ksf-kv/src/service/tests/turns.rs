@@ -1,5 +1,9 @@
 //! Pipelines of every command and request let other connections in behind a bounded amount of work.
 
+use std::collections::BTreeMap;
+
+use ksf_test::Random;
+
 use super::*;
 use crate::cluster::{Cluster, NodeSpec};
 
@@ -202,4 +206,55 @@ fn an_exec_with_too_much_work_changes_nothing_and_lets_others_in() {
     world.send(0, &"INCR {b}number\r\n".repeat(1_000));
     while !world.take(0).is_empty() {}
     assert!(world.ask(0, &["EXEC"]).ends_with(":1000\r\n"));
+}
+
+/// No command is divided: all other clients of the shard wait until the last key is done.
+#[test]
+fn a_command_on_many_keys_allocates_little_for_each() {
+    const KEYS: u64 = 5_000;
+    let Some(mut world) = world_or_skip(64) else { return };
+    let mut random = Random::of_test(1);
+    let mut keys: Vec<String> = (0..KEYS).map(|number| format!("{{b}}{number:07}")).collect();
+    keys.sort_by_cached_key(|_| random.bits());
+    let pairs: Vec<&str> = keys.iter().flat_map(|key| [&key[..], "v"]).collect();
+    let keys: Vec<&str> = keys.iter().map(|key| &key[..]).collect();
+    for (name, words, wanted) in [
+        ("MSETNX", &pairs, ":1\r\n".to_owned()),
+        ("MSET", &pairs, "+OK\r\n".to_owned()),
+        ("MGET", &keys, format!("*{KEYS}\r\n{}", "$1\r\nv\r\n".repeat(keys.len()))),
+        ("EXISTS", &keys, format!(":{KEYS}\r\n")),
+        ("TOUCH", &keys, format!(":{KEYS}\r\n")),
+        ("UNLINK", &keys, format!(":{KEYS}\r\n")),
+        ("DEL", &keys, ":0\r\n".to_owned()),
+    ] {
+        let command = array([&[name][..], words].concat().into_iter().map(str::to_owned));
+        let before = allocations();
+        world.send(0, &command);
+        let taken = allocations() - before;
+        assert!(world.take(0) == wanted, "{name}");
+        assert!(taken < KEYS / 2, "{name} of {KEYS} keys: {taken} allocations");
+    }
+}
+
+/// Commands look at their keys in the order of the index.
+#[test]
+fn keys_in_any_order_and_named_twice_count_as_they_were_sent() {
+    const KEYS: usize = 500;
+    let Some(mut world) = world_or_skip(64) else { return };
+    let mut random = Random::of_test(1);
+    // More than one sort puts in order by insertion.
+    let named: Vec<(String, String)> =
+        (0..4 * KEYS).map(|at| (format!("{{b}}{}", random.below(KEYS as u64)), at.to_string())).collect();
+    let last: BTreeMap<&str, &str> = named.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let keys: Vec<&str> = named.iter().map(|(key, _)| &key[..]).collect();
+    let pairs: Vec<&str> = named.iter().flat_map(|(key, value)| [&key[..], &value[..]]).collect();
+    let bulk = |value: &str| format!("${}\r\n{value}\r\n", value.len());
+    let values = format!("*{}\r\n{}", keys.len(), keys.iter().map(|key| bulk(last[key])).collect::<String>());
+    for (set, done) in [("MSET", "+OK\r\n"), ("MSETNX", ":1\r\n")] {
+        let mut ask = |name: &str, words: &[&str]| world.ask(0, &[&[name][..], words].concat());
+        assert_eq!(ask(set, &pairs), done);
+        assert!(ask("MGET", &keys) == values, "{set}");
+        assert_eq!(ask("EXISTS", &keys), format!(":{}\r\n", keys.len()), "{set}");
+        assert_eq!(ask("DEL", &keys), format!(":{}\r\n", last.len()), "{set}");
+    }
 }

@@ -13,13 +13,11 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::{
-    APART, ENTRIES_MAX, GONE, HAS_EXPIRY, Leaf, NUMBER_BYTES, OLDER_MAX, OLDER_SHIFT, ON_MEDIUM, Origin,
+    APART, ENTRIES_MAX, FILLED, GONE, HAS_EXPIRY, Leaf, NUMBER_BYTES, OLDER_MAX, OLDER_SHIFT, ON_MEDIUM, Origin,
     PACKED_BYTES_MAX, Slot, hint_of, shared_by,
 };
 use crate::format::{Kind, Lsn, Record};
 
-/// Entries of a leaf that is made here: some more fit before it is split.
-const FILLED: usize = ENTRIES_MAX / 4 * 3;
 /// Ranges at most: the ends of so many heaps, to which entries are added by turns, fit into the caches of a CPU.
 const RANGES_MAX: usize = 512;
 
