@@ -30,7 +30,7 @@ pub struct LaneCounters {
     pub queued_jobs: usize,
     /// Jobs that run on a lane now.
     pub running_jobs: usize,
-    /// Jobs that were done but for their syncs, for which they wait now.
+    /// Jobs that were done but for their syncs, and writes beyond a share, which wait for a sync thread now.
     pub queued_syncs: usize,
     /// Bytes of the jobs that wait now.
     pub queued_bytes: usize,

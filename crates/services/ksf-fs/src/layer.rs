@@ -55,9 +55,9 @@ pub struct FsOptions {
     pub group_entries_max: usize,
     /// How long they are kept, in seconds. Default 60.
     pub group_seconds: u64,
-    /// Files with data that was written and not yet committed; each has a descriptor, beside those of `descriptors_max`. For
-    /// one more the oldest is synced. While twice as many wait for that, a write of yet another file is told to come later. At most
-    /// an eighth of what the process may open. Default 1024.
+    /// Files with data that was written and not yet committed, at most a quarter of what the process may open; each has a
+    /// descriptor, beside those of `descriptors_max`. Connections have shares as of `open_files_max`. A write of one file more is
+    /// synced by the thread that makes it. Default 2048.
     pub uncommitted_files_max: usize,
     /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. A connection has 8 of
     /// half of them, and of the other half gets one more while it has fewer than are free. Default 65,536.
@@ -72,7 +72,7 @@ impl Default for FsOptions {
             attr_entries_max: 16_384,
             group_entries_max: 1024,
             group_seconds: 60,
-            uncommitted_files_max: 1024,
+            uncommitted_files_max: 2048,
             open_files_max: 65_536,
         }
     }
@@ -172,7 +172,7 @@ impl Fs {
             descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
             handles: HandleCache::default(),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 8)),
+            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 4)),
             open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
             first_verifier: u64::from_be_bytes(verifier),
             locks: Vec::new(),
@@ -262,7 +262,7 @@ impl Fs {
         }
         let due = self.uncommitted.age(has_no_name).into_iter();
         let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
-        Owed { own: Vec::new(), others }
+        Owed { others, ..Owed::default() }
     }
 
     /// Figures until now.

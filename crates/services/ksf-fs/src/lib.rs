@@ -48,6 +48,7 @@ mod ops;
 mod owed;
 mod pool;
 mod rights;
+mod shares;
 mod syncs;
 #[allow(unsafe_code)]
 mod sys;

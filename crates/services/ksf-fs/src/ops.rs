@@ -18,7 +18,7 @@ use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
 pub(crate) use look::{greatest_file_size_max, measured_file_size_max, possible};
-pub(crate) use open::{OpenCounts, OpenFiles, sync_opened};
+pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 
 pub use change::Resize;

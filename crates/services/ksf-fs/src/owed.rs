@@ -17,6 +17,8 @@ pub struct Owed {
     pub(crate) own: Vec<Debt>,
     /// Those of other files, which had to make room.
     pub(crate) others: Vec<Debt>,
+    /// A write was not begun, because its connection has its share of files with uncommitted data.
+    pub(crate) has_no_room: bool,
 }
 
 /// One sync.
@@ -41,7 +43,13 @@ pub(crate) enum What {
 impl Owed {
     /// What a commit of a file waits for: [`Fs::committed`] tells its result.
     pub fn commit(file: Handle) -> Self {
-        Self { own: vec![Debt { handle: file, what: What::Content }], others: Vec::new() }
+        Self { own: vec![Debt { handle: file, what: What::Content }], ..Self::default() }
+    }
+
+    /// True if the operation was a write that did not begin, since its connection has its share of files with uncommitted data. Its
+    /// caller has [`Lane::leave`] do it again, on a thread that syncs it: there it begins.
+    pub fn has_no_room(&self) -> bool {
+        self.has_no_room
     }
 }
 

@@ -44,6 +44,20 @@ struct Waiting {
     bytes: usize,
 }
 
+impl Waiting {
+    /// One more operation waits.
+    fn began(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    /// One of them waits no longer.
+    fn ended(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+}
+
 /// An object with waiters or a sync in progress.
 #[derive(Default)]
 struct Object {
@@ -99,12 +113,27 @@ impl Syncs {
         drop(dropped);
     }
 
+    /// Has a thread run a job of an export, which makes its own syncs. `bytes`: memory that the job keeps.
+    fn run(
+        self: &Arc<Self>,
+        account: &Account,
+        export: usize,
+        bytes: usize,
+        job: impl FnOnce(&mut Lane) + Send + 'static,
+    ) {
+        let syncs = Arc::clone(self);
+        self.lock().began(bytes);
+        self.queue.submit(account.clone(), export, Length::Long, 0, move |lane| {
+            syncs.lock().ended(bytes);
+            job(lane);
+        });
+    }
+
     fn enqueue(self: &Arc<Self>, waiter: Waiter) {
         let key = (waiter.debt.handle.clone(), matches!(waiter.debt.what, What::Names));
         let (share, account) = (waiter.fs.share_of(&key.0), waiter.account.clone());
         let mut waiting = self.lock();
-        waiting.count += 1;
-        waiting.bytes += waiter.bytes;
+        waiting.began(waiter.bytes);
         let object = waiting.by_key.entry(key.clone()).or_default();
         // A sync in progress begins the next one.
         let is_begun =
@@ -133,8 +162,7 @@ impl Syncs {
             let Some(Object { waiters, is_syncing }) = object else { return };
             *is_syncing = true;
             let batch = std::mem::take(waiters);
-            waiting.count -= batch.len();
-            waiting.bytes -= batch.iter().map(|waiter| waiter.bytes).sum::<usize>();
+            batch.iter().for_each(|waiter| waiting.ended(waiter.bytes));
             batch
         };
         // Also after a panic.
@@ -198,11 +226,20 @@ impl Lane {
             None => then(self, fs.settle_owed(self, &owed)),
         }
     }
+
+    /// Has a sync thread run `job` at the turn of the lane's connection, or runs it here if there are no such threads. Operations
+    /// there make their own syncs. `export`: [`Fs::share_of`]; `bytes`: memory that `job` keeps.
+    pub fn leave(&mut self, export: usize, bytes: usize, job: impl FnOnce(&mut Self) + Send + 'static) {
+        match self.syncs() {
+            Some(syncs) => syncs.run(&self.account, export, bytes, job),
+            None => job(self),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
 
     use super::*;
@@ -210,7 +247,7 @@ mod tests {
     use crate::export::ExportOptions;
     use crate::lanes::{LaneOptions, Lanes};
     use crate::layer::FsOptions;
-    use crate::{CreateHow, Resize, SetAttr, Stable};
+    use crate::{CreateHow, Resize, SetAttr, Stable, Written};
 
     /// A served directory with its threads.
     struct Served {
@@ -221,9 +258,13 @@ mod tests {
 
     impl Served {
         fn new(threads: usize) -> Self {
+            Self::with(threads, FsOptions::default())
+        }
+
+        fn with(threads: usize, options: FsOptions) -> Self {
             let folder = ksf_test::Folder::to_export();
             std::fs::create_dir(folder.path("data")).unwrap();
-            let mut fs = Fs::new(FsOptions { uncommitted_files_max: 2, ..FsOptions::default() }).unwrap();
+            let mut fs = Fs::new(options).unwrap();
             let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
             fs.add_export(&folder.path("data"), &folder.path("state"), options).unwrap();
             let lanes = Lanes::start(&LaneOptions { threads }, 1).unwrap();
@@ -244,17 +285,28 @@ mod tests {
             receiver
         }
 
-        fn create(&self, name: &'static str) -> Receiver<(Handle, Result<(), FsError>)> {
+        fn create(&self, name: impl AsRef<[u8]> + Send + 'static) -> Receiver<(Handle, Result<(), FsError>)> {
             self.run(move |fs, lane| {
                 let how = CreateHow::Guarded(SetAttr::default());
                 let root = fs.exports()[0].root().clone();
-                fs.create(lane, &root_user(), &root, name.as_bytes(), &how).result.unwrap().handle
+                fs.create(lane, &root_user(), &root, name.as_ref(), &how).result.unwrap().handle
             })
         }
 
-        fn write(&self, file: &Handle, stable: Stable) -> Receiver<(usize, Result<(), FsError>)> {
-            let file = file.clone();
-            self.run(move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", stable).result.unwrap().count)
+        fn write(&self, file: &Handle, stable: Stable) -> Receiver<(Written, Result<(), FsError>)> {
+            self.write_for(&Account::default(), file, stable)
+        }
+
+        fn write_for(
+            &self,
+            account: &Account,
+            file: &Handle,
+            stable: Stable,
+        ) -> Receiver<(Written, Result<(), FsError>)> {
+            let (sender, receiver) = channel();
+            let (fs, file) = (Arc::clone(&self.fs), file.clone());
+            self.lanes.submit_for(account, 0, Length::Long, 0, move |lane| write_on(fs, lane, file, stable, sender));
+            receiver
         }
 
         /// Jobs done, with that of the last answer: a job is counted after its answer.
@@ -270,8 +322,23 @@ mod tests {
         }
     }
 
+    /// Writes to a file, on this lane or another one.
+    fn write_on(
+        fs: Arc<Fs>,
+        lane: &mut Lane,
+        file: Handle,
+        stable: Stable,
+        sender: Sender<(Written, Result<(), FsError>)>,
+    ) {
+        let (written, owed) = lane.owing(|lane| fs.write(lane, &root_user(), &file, 0, b"text", stable).result);
+        if owed.has_no_room() {
+            return lane.leave(0, 10, move |lane| write_on(fs, lane, file, stable, sender));
+        }
+        lane.settle(&fs, owed, 10, move |_, settled| sender.send((written.unwrap(), settled)).unwrap());
+    }
+
     /// A write whose sync hangs on a thread.
-    fn hanging_write(served: &Served, file: &Handle) -> Receiver<(usize, Result<(), FsError>)> {
+    fn hanging_write(served: &Served, file: &Handle) -> Receiver<(Written, Result<(), FsError>)> {
         let before = served.done_so_far();
         let write = served.write(file, Stable::FileSync);
         served.until(|counters| counters.done > before && counters.queued_syncs == 0);
@@ -293,7 +360,7 @@ mod tests {
         let served = Served::new(2);
         let [slow, other] = ["slow", "other"].map(|name| done(&served.create(name)));
         done(&served.write(&slow, Stable::Unstable));
-        let waiting = served.fs.uncommitted.hang(&slow, || {
+        let (waiting, committed) = served.fs.uncommitted.hang(&slow, || {
             let mut waiting = vec![hanging_write(&served, &slow)];
             waiting.extend((0..9).map(|_| served.write(&slow, Stable::FileSync)));
             served.until(|counters| counters.queued_syncs == 9);
@@ -305,20 +372,21 @@ mod tests {
             });
             served.until(|counters| counters.queued_syncs == 10 && counters.queued_bytes == 90);
             // Other requests are served: their syncs, and other operations on the file.
-            assert_eq!(done(&served.write(&other, Stable::FileSync)), 4);
-            assert_eq!(done(&served.write(&slow, Stable::Unstable)), 4);
+            assert_eq!(done(&served.write(&other, Stable::FileSync)).count, 4);
+            assert_eq!(done(&served.write(&slow, Stable::Unstable)).count, 4);
             let size = done(&served.run({
                 let slow = slow.clone();
                 move |fs, lane| fs.getattr(lane, &slow).unwrap().size
             }));
             assert_eq!(size, 4);
             assert!(waiting.iter().all(|write| write.try_recv().is_err()));
-            waiting.push(receiver);
-            waiting
+            assert!(receiver.try_recv().is_err());
+            (waiting, receiver)
         });
         for write in &waiting {
             done(write);
         }
+        done(&committed);
         served.until(|counters| (counters.queued_syncs, counters.queued_bytes) == (0, 0));
         assert_eq!(std::fs::read(served.folder.path("data/slow")).unwrap(), b"text");
     }
@@ -384,20 +452,56 @@ mod tests {
 
     #[test]
     fn an_unstable_write_does_not_wait_for_the_sync_of_another_file() {
-        let served = Served::new(1);
-        let files = ["slow", "b", "c", "d", "e"].map(|name| done(&served.create(name)));
-        done(&served.write(&files[0], Stable::Unstable));
-        served.fs.uncommitted.hang(&files[0], || {
-            // There may be two files: the third has the first synced, which hangs.
-            (1..4).for_each(|at| assert_eq!(done(&served.write(&files[at], Stable::Unstable)), 4));
-            let refused = served.run({
-                let file = files[4].clone();
-                move |fs, lane| fs.write(lane, &root_user(), &file, 0, b"text", Stable::Unstable).result.map(drop)
-            });
-            assert_eq!(done(&refused).unwrap_err().kind(), crate::ErrorKind::TryLater);
+        // Two of the reserve, and one of the others.
+        let served = Served::with(1, FsOptions { uncommitted_files_max: 4, ..FsOptions::default() });
+        let files = ["slow", "b", "c", "d"].map(|name| done(&served.create(name)));
+        let account = Account::default();
+        let write = |file| served.write_for(&account, file, Stable::Unstable);
+        done(&write(&files[0]));
+        let last = served.fs.uncommitted.hang(&files[0], || {
+            // The third has the first synced, which hangs.
+            (1..3).for_each(|at| assert_eq!(done(&write(&files[at])).committed, Stable::Unstable));
+            let last = write(&files[3]);
+            served.until(|counters| counters.queued_syncs == 1 && counters.queued_bytes == 10);
+            assert!(last.try_recv().is_err());
+            last
         });
-        served.lanes.close(std::time::Instant::now() + std::time::Duration::from_secs(600));
-        assert_eq!(served.fs.counters().uncommitted_files, 2);
+        assert_eq!(done(&last).committed, Stable::Unstable, "the first has made room");
+        assert_eq!(served.fs.counters().uncommitted_files, 2, "it has had the next one synced");
+    }
+
+    #[test]
+    fn a_connection_that_commits_nothing_leaves_room_to_others() {
+        /// Of 64 files: 8 of the reserve, and half of the others.
+        const SHARE: usize = 8 + 16;
+        const LEFT: usize = 8 + 8;
+        let served = Served::with(1, FsOptions { uncommitted_files_max: 64, ..FsOptions::default() });
+        let files: Vec<Handle> = (0..300).map(|at| done(&served.create(at.to_string()))).collect();
+        let [flooding, other] = [(); 2].map(|()| Account::default());
+        let write = |account: &Account, file: &Handle| served.write_for(account, file, Stable::Unstable);
+        let write_all =
+            |account: &Account, files: &[Handle]| files.iter().map(|file| write(account, file)).collect::<Vec<_>>();
+        done(&write(&flooding, &files[0]));
+        let (hanging, waiting) = served.fs.uncommitted.hang(&files[0], || {
+            // The only thread for syncs hangs.
+            let hanging = hanging_write(&served, &files[0]);
+            for write in write_all(&flooding, &files[1..SHARE]) {
+                assert_eq!(done(&write).committed, Stable::Unstable);
+            }
+            let waiting = write_all(&flooding, &files[SHARE + LEFT..]);
+            served.until(|counters| (counters.queued_jobs, counters.running_jobs) == (0, 0));
+            assert!(waiting.iter().all(|write| write.try_recv().is_err()));
+            for write in write_all(&other, &files[SHARE..SHARE + LEFT]) {
+                assert_eq!(done(&write).committed, Stable::Unstable);
+            }
+            assert_eq!(served.fs.counters().uncommitted_files, SHARE + LEFT);
+            (hanging, waiting)
+        });
+        done(&hanging);
+        for write in &waiting {
+            done(write);
+        }
+        assert!(served.fs.counters().uncommitted_files <= 64);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! descriptors. So each such file has an entry here, with a descriptor that was open before the first write and that nothing
 //! else syncs. When its fsync fails, the verifier of the export changes, and every client writes its data again.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, Result};
 
+use crate::account::Account;
 use crate::handle::Handle;
 use crate::lru::Lru;
+use crate::shares::{Shares, Slot};
 
 /// Age in seconds at which data without a COMMIT is synced, so that its file can be closed.
 const AGE_SECONDS: u64 = 30;
@@ -41,16 +45,65 @@ impl Verifier {
 /// Files with data that is not durable.
 #[derive(Debug)]
 pub(crate) struct Uncommitted {
-    files: Mutex<Lru<Handle, Arc<File>>>,
-    files_max: usize,
+    files: Mutex<Files>,
+    shares: Arc<Shares>,
     /// Seconds since the start.
     seconds: AtomicU64,
     failures: AtomicU64,
 }
 
+#[derive(Debug, Default)]
+struct Files {
+    known: HashMap<Handle, Arc<File>>,
+    /// Files with a slot, by the number of its account, in the order of their last use.
+    by_account: HashMap<u64, Lru<Handle, ()>>,
+}
+
+impl Files {
+    /// The file, which counts as used.
+    fn get(&mut self, handle: &Handle) -> Option<Arc<File>> {
+        let file = self.known.get(handle)?;
+        if let Some(slot) = &file.slot
+            && let Some(files) = self.by_account.get_mut(&slot.account().number())
+        {
+            files.get(handle);
+        }
+        Some(Arc::clone(file))
+    }
+
+    /// Inserts a new file. Returns the oldest other one of its connection if slots are getting scarce for the connection.
+    fn insert(&mut self, handle: &Handle, file: &Arc<File>) -> Option<(Handle, Arc<File>)> {
+        self.known.insert(handle.clone(), Arc::clone(file));
+        let slot = file.slot.as_ref()?;
+        let files = self.by_account.entry(slot.account().number()).or_default();
+        let oldest = if slot.is_late() { files.pop_oldest() } else { None };
+        files.insert(handle.clone(), ());
+        let (oldest, ()) = oldest?;
+        // It stays known: a COMMIT must find the file until it is durable. The next one to be synced is another.
+        files.insert(oldest.clone(), ());
+        let file = Arc::clone(self.known.get(&oldest)?);
+        Some((oldest, file))
+    }
+
+    fn remove(&mut self, handle: &Handle) -> Option<Arc<File>> {
+        let file = self.known.remove(handle)?;
+        if let Some(slot) = &file.slot
+            && let Entry::Occupied(mut files) = self.by_account.entry(slot.account().number())
+        {
+            files.get_mut().remove(handle);
+            if files.get().len() == 0 {
+                files.remove();
+            }
+        }
+        Some(file)
+    }
+}
+
 /// A file with data that is not durable.
 #[derive(Debug)]
 struct File {
+    /// `None`: its connection had no slot left, so each of its writes is synced by the thread that makes it.
+    slot: Option<Slot>,
     /// Open since before the first of the writes.
     descriptor: Arc<OwnedFd>,
     verifier: Verifier,
@@ -102,6 +155,11 @@ impl Written {
         let number = lock(&file.writes).done;
         Self { file, number }
     }
+
+    /// True if the writes must be synced before their thread does anything else: [`Uncommitted::writing`].
+    pub(crate) fn has_no_slot(&self) -> bool {
+        self.file.slot.is_none()
+    }
 }
 
 impl Drop for Writing {
@@ -120,7 +178,7 @@ impl Uncommitted {
     pub(crate) fn new(files_max: usize) -> Self {
         Self {
             files: Mutex::default(),
-            files_max: files_max.max(1),
+            shares: Arc::new(Shares::new(files_max, Account::uncommitted_files)),
             seconds: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         }
@@ -130,38 +188,44 @@ impl Uncommitted {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Begins a write. Returns the oldest file, for the caller to sync, if there are more than `files_max`. `None`: there are
-    /// twice as many, because their syncs are slow, and the caller must not write.
+    /// Begins a write of a connection. Returns the connection's oldest file, for the caller to sync, if slots are getting scarce for
+    /// the connection.
+    ///
+    /// `None`: a slot is needed and the connection has its share, so the caller must not write. A caller with `syncs_itself` needs
+    /// none: it syncs the write before it does anything else if [`Written::has_no_slot`], so there are at most as many such files as
+    /// such threads.
     pub(crate) fn writing(
         &self,
         handle: &Handle,
         descriptor: &Arc<OwnedFd>,
         verifier: &Verifier,
+        account: &Account,
+        syncs_itself: bool,
     ) -> Option<(Writing, Option<(Handle, Written)>)> {
         let mut files = lock(&self.files);
-        let mut oldest = None;
-        let known = files.get(handle).map(|file| Arc::clone(file));
-        let file = match known {
-            Some(file) => file,
-            None if files.len() >= 2 * self.files_max => return None,
+        let (file, oldest) = match files.get(handle) {
+            Some(file) => (file, None),
             None => {
+                let slot = self.shares.take(account);
+                if slot.is_none() && !syncs_itself {
+                    return None;
+                }
                 let file = Arc::new(File {
+                    slot,
                     descriptor: Arc::clone(descriptor),
                     verifier: verifier.clone(),
                     since: self.seconds.load(Ordering::Relaxed),
                     writes: Mutex::default(),
                     synced: Mutex::default(),
                 });
-                files.insert(handle.clone(), Arc::clone(&file));
-                oldest = if files.len() > self.files_max { files.pop_oldest() } else { None };
-                file
+                let oldest = files.insert(handle, &file);
+                (file, oldest)
             }
         };
-        lock(&file.writes).under_way += 1;
-        if let Some((oldest, file)) = &oldest {
-            // A COMMIT must find the file until it is durable.
-            files.insert(oldest.clone(), Arc::clone(file));
+        if file.slot.is_none() && !syncs_itself {
+            return None;
         }
+        lock(&file.writes).under_way += 1;
         Some((Writing(file), oldest.map(|(handle, file)| (handle, Written::now(file)))))
     }
 
@@ -172,7 +236,7 @@ impl Uncommitted {
     ///
     /// This call has detected the loss.
     pub(crate) fn sync(&self, handle: &Handle, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
-        let Some(file) = lock(&self.files).get(handle).map(|file| Arc::clone(file)) else { return Ok(()) };
+        let Some(file) = lock(&self.files).get(handle) else { return Ok(()) };
         self.sync_written(handle, &Written::now(file), sync)
     }
 
@@ -195,7 +259,7 @@ impl Uncommitted {
     /// Drops the entry of a file whose data is all durable.
     fn drop_clean(&self, handle: &Handle, file: &Arc<File>) {
         let mut files = lock(&self.files);
-        let is_same = files.get(handle).is_some_and(|known| Arc::ptr_eq(known, file));
+        let is_same = files.known.get(handle).is_some_and(|known| Arc::ptr_eq(known, file));
         let is_clean = {
             let writes = lock(&file.writes);
             // The holder of the lock, in its sync, drops the entry itself.
@@ -223,15 +287,14 @@ impl Uncommitted {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         let looks = now.is_multiple_of(LOOK_SECONDS);
         let mut looked_at = Vec::new();
-        lock(&self.files).take_if(|handle, file| {
+        for (handle, file) in &lock(&self.files).known {
             // Every `AGE_SECONDS` only: a sync may be slow.
             let age = now - file.since;
             let is_old = age > 0 && age.is_multiple_of(AGE_SECONDS);
             if is_old || looks {
                 looked_at.push((handle.clone(), Arc::clone(file), is_old));
             }
-            false
-        });
+        }
         // Outside of the lock: the file system may be slow.
         let mut due = Vec::new();
         for (handle, file, is_old) in looked_at {
@@ -247,13 +310,13 @@ impl Uncommitted {
     /// Plays a disk on which a sync of a file takes as long as `work`.
     #[cfg(test)]
     pub(crate) fn hang<T>(&self, handle: &Handle, work: impl FnOnce() -> T) -> T {
-        let file = lock(&self.files).get(handle).map(|file| Arc::clone(file)).unwrap();
+        let file = lock(&self.files).get(handle).unwrap();
         let _synced = lock(&file.synced);
         work()
     }
 
     pub(crate) fn len(&self) -> usize {
-        lock(&self.files).len()
+        lock(&self.files).known.len()
     }
 
     fn sync_file(&self, written: &Written, sync: impl Fn(&OwnedFd) -> Result<()>) -> Result<()> {
@@ -311,10 +374,14 @@ mod tests {
         Err(Errno::IO)
     }
 
-    fn write(uncommitted: &Uncommitted, handle: &Handle, fd: &Arc<OwnedFd>, verifier: &Verifier) -> Written {
-        let (writing, oldest) = uncommitted.writing(handle, fd, verifier).unwrap();
+    fn writing(uncommitted: &Uncommitted, handle: &Handle, fd: &Arc<OwnedFd>, verifier: &Verifier) -> Writing {
+        let (writing, oldest) = uncommitted.writing(handle, fd, verifier, &Account::default(), false).unwrap();
         assert!(oldest.is_none());
-        writing.end()
+        writing
+    }
+
+    fn write(uncommitted: &Uncommitted, handle: &Handle, fd: &Arc<OwnedFd>, verifier: &Verifier) -> Written {
+        writing(uncommitted, handle, fd, verifier).end()
     }
 
     #[test]
@@ -354,7 +421,7 @@ mod tests {
         let third = write(&uncommitted, &file, &fd, &verifier);
         assert_eq!(uncommitted.sync_written(&file, &first, |_| counted(Ok(()))), Ok(()));
         assert_eq!((synced.get(), uncommitted.len()), (1, 1));
-        let across = uncommitted.writing(&file, &fd, &verifier).unwrap().0;
+        let across = writing(&uncommitted, &file, &fd, &verifier);
         let fourth = write(&uncommitted, &file, &fd, &verifier);
         assert_eq!(uncommitted.sync_written(&file, &third, |_| counted(Err(Errno::IO))), Err(Errno::IO));
         let fifth = across.end();
@@ -364,34 +431,54 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_too_many_files_is_to_be_synced_and_twice_as_many_are_the_end() {
-        let uncommitted = Uncommitted::new(2);
-        let (first, other, verifier) = (descriptor(), descriptor(), Verifier::new(5));
-        for (number, descriptor) in [(1, &first), (1, &other), (2, &other)] {
-            write(&uncommitted, &handle(number), descriptor, &verifier);
-        }
+    fn a_connection_syncs_its_oldest_files_before_its_share_is_taken_and_others_have_theirs() {
+        // Of 20 files 10 are the reserve. Of the others one connection gets 5.
+        let uncommitted = Uncommitted::new(20);
+        let (first, fd, verifier) = (descriptor(), descriptor(), Verifier::new(5));
+        let [flooding, other] = [(); 2].map(|()| Account::default());
+        let begin = |account: &Account, number: u8, syncs_itself| {
+            let fd = if number == 0 { &first } else { &fd };
+            uncommitted.writing(&handle(number), fd, &verifier, account, syncs_itself)
+        };
         let mut due = Vec::new();
-        for number in [3, 4] {
-            let (writing, oldest) = uncommitted.writing(&handle(number), &other, &verifier).unwrap();
-            drop(writing);
-            due.push(oldest.unwrap());
+        for number in 0..8 + 5 {
+            let (writing, oldest) = begin(&flooding, number, false).unwrap();
+            assert!(!writing.end().has_no_slot());
+            due.extend(oldest);
+            if number == 1 {
+                // It is not the oldest any more.
+                assert!(begin(&flooding, 0, false).is_some());
+            }
         }
-        assert!(uncommitted.writing(&handle(5), &other, &verifier).is_none());
-        // A file with an entry can be written.
-        write(&uncommitted, &handle(1), &other, &verifier);
-        assert_eq!(due.iter().map(|(due, _)| due.clone()).collect::<Vec<_>>(), [handle(1), handle(2)]);
+        assert_eq!(due.iter().map(|(due, _)| due.clone()).collect::<Vec<_>>(), [handle(1), handle(0)]);
+        // The share is taken. What has a slot is written on.
+        assert!(begin(&flooding, 13, false).is_none());
+        assert!(begin(&flooding, 0, false).is_some());
+        assert!(begin(&other, 0, false).is_some());
+        assert!((20..22).all(|number| begin(&other, number, false).is_some()));
+        // Without a slot the writing thread syncs.
+        let without = begin(&flooding, 13, true).unwrap().0;
+        assert!(begin(&other, 13, false).is_none());
+        let written = without.end();
+        assert!(written.has_no_slot());
+        assert_eq!((uncommitted.len(), verifier.get()), (16, 5_u64.to_be_bytes()));
+        assert_eq!(uncommitted.sync_written(&handle(13), &written, badly), Err(Errno::IO));
+        assert_eq!((uncommitted.len(), verifier.get()), (15, 6_u64.to_be_bytes()));
         let sync = |fd: &OwnedFd| {
             assert!(std::ptr::eq(fd, &*first), "its descriptor is the one from before the first write");
             Err(Errno::NOSPC)
         };
-        assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, sync), Err(Errno::NOSPC));
-        assert_eq!((uncommitted.len(), verifier.get()), (3, 6_u64.to_be_bytes()));
-        assert!(uncommitted.writing(&handle(5), &other, &verifier).is_some());
+        let (oldest, written) = due.remove(1);
+        assert_eq!(uncommitted.sync_written(&oldest, &written, sync), Err(Errno::NOSPC));
+        assert_eq!((uncommitted.len(), verifier.get()), (14, 7_u64.to_be_bytes()));
+        // Its slot is free.
+        drop(written);
+        assert!(begin(&flooding, 13, false).is_some_and(|(writing, _)| !writing.end().has_no_slot()));
     }
 
     #[test]
     fn what_is_written_while_a_commit_waits_is_not_taken_for_committed() {
-        let uncommitted = Uncommitted::new(2);
+        let uncommitted = Uncommitted::new(10);
         let (file, fd, verifier) = (handle(1), descriptor(), Verifier::new(5));
         write(&uncommitted, &file, &fd, &verifier);
         // Begun and done during the sync; begun before it and done after it.
@@ -401,7 +488,7 @@ mod tests {
         };
         assert_eq!(uncommitted.sync(&file, within), Ok(()));
         assert_eq!(uncommitted.len(), 1);
-        let across = uncommitted.writing(&file, &fd, &verifier).unwrap().0;
+        let across = writing(&uncommitted, &file, &fd, &verifier);
         assert_eq!(uncommitted.sync(&file, well), Ok(()));
         drop(across);
         assert_eq!(uncommitted.len(), 1);
@@ -418,7 +505,7 @@ mod tests {
         for _ in 1..AGE_SECONDS {
             assert!(uncommitted.age(|_| false).is_empty());
         }
-        let across = uncommitted.writing(&handle(1), &fd, &verifier).unwrap().0;
+        let across = writing(&uncommitted, &handle(1), &fd, &verifier);
         let due = uncommitted.age(|_| false);
         assert_eq!(due[0].0, handle(1));
         assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));

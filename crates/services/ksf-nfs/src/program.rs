@@ -186,14 +186,14 @@ impl NfsProgram {
 fn to_lane(lanes: &Lanes, account: &Account, ending: Ending, caller: Caller, request: Request) {
     let share = ending.core.fs.share_of(request.handles().0);
     let length = if ending.procedure.is_long() { Length::Long } else { Length::Short };
-    lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, &caller, request, lane));
+    lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, caller, request, lane));
 }
 
 /// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.
-fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane) {
+fn carry_out(ending: Ending, caller: Caller, request: Request, lane: &mut Lane) {
     let core = Arc::clone(&ending.core);
     if let Request::Read { file, offset, count } = &request {
-        return match read(&core.fs, lane, caller, file, *offset, *count) {
+        return match read(&core.fs, lane, &caller, file, *offset, *count) {
             Ok(ReadDone { head, data }) => {
                 core.counters.answered(ending.procedure, Status::OK, ending.started.elapsed());
                 ending.client.has_read(data.len());
@@ -212,7 +212,11 @@ fn carry_out(ending: Ending, caller: &Caller, request: Request, lane: &mut Lane)
         });
     }
     let mut results = Vec::with_capacity(256);
-    let (ran, owed) = lane.owing(|lane| run(&core.fs, lane, caller, &request, core.transfer_bytes_max, &mut results));
+    let (ran, owed) = lane.owing(|lane| run(&core.fs, lane, &caller, &request, core.transfer_bytes_max, &mut results));
+    if owed.has_no_room() {
+        let (share, bytes) = (core.fs.share_of(request.handles().0), request.bytes());
+        return lane.leave(share, bytes, move |lane| carry_out(ending, caller, request, lane));
+    }
     let written = if let Request::Write { data, .. } = &request { data.len() } else { 0 };
     // The data of a WRITE go back to their pool before the client hears that they may be sent again.
     drop(request);

@@ -300,10 +300,15 @@ impl Request {
         size_of::<Self>() + more
     }
 
-    /// Keeps replies within `transfer_bytes_max`: a client that asks for more gets less, which the RFC allows.
+    /// Keeps replies within `transfer_bytes_max`, and listings within [`listing_bytes_max`]: a client that asks for more gets less,
+    /// which the RFC allows.
     pub(crate) fn bound(&mut self, transfer_bytes_max: u32) {
-        if let Self::Read { count, .. } | Self::Readdir { count, .. } | Self::Readdirplus { count, .. } = self {
-            *count = (*count).min(transfer_bytes_max);
+        match self {
+            Self::Read { count, .. } => *count = (*count).min(transfer_bytes_max),
+            Self::Readdir { count, .. } | Self::Readdirplus { count, .. } => {
+                *count = (*count).min(listing_bytes_max(transfer_bytes_max));
+            }
+            _ => {}
         }
     }
 
@@ -318,6 +323,12 @@ impl Request {
     }
 }
 
+/// Bytes of a reply to READDIR or READDIRPLUS, which FSINFO names as preferred (`dtpref`). The turn of a connection on a lane is one
+/// job, and a listing takes several system calls for each entry: some hundred entries take about as long as a READ of 1 MiB.
+pub(crate) fn listing_bytes_max(transfer_bytes_max: u32) -> u32 {
+    transfer_bytes_max.min(64 << 10)
+}
+
 /// Two folders with their attributes before and after, or an object with its handle and its folder.
 const FIXED_BYTES: usize = 512;
 /// Longest target of a symbolic link that the kernel makes: PATH_MAX.
@@ -326,11 +337,12 @@ const LINK_BYTES_MAX: usize = 4096;
 /// Bytes that the results of a call have at most, by its arguments as they came: what [`Request::results_bytes_max`] says
 /// of the request that they are, once it is bound. Takes no memory. 0 for arguments that cannot be read.
 pub(crate) fn results_bytes_max(procedure: Procedure, args: &[u8], transfer_bytes_max: u32) -> usize {
-    // Of 4 bytes each, between the handle and the number of bytes that is asked for.
-    let words_before = match procedure {
-        Procedure::Read => 2,
-        Procedure::Readdir => 4,
-        Procedure::Readdirplus => 5,
+    let listing = listing_bytes_max(transfer_bytes_max);
+    // Words of 4 bytes between the handle and the number of bytes that is asked for, and the most bytes that it gets.
+    let (words_before, bytes_max) = match procedure {
+        Procedure::Read => (2, transfer_bytes_max),
+        Procedure::Readdir => (4, listing),
+        Procedure::Readdirplus => (5, listing),
         Procedure::Readlink => return FIXED_BYTES + LINK_BYTES_MAX,
         _ => return FIXED_BYTES,
     };
@@ -340,7 +352,7 @@ pub(crate) fn results_bytes_max(procedure: Procedure, args: &[u8], transfer_byte
         (0..words_before).try_for_each(|_| r.u32().map(drop))?;
         r.u32()
     };
-    count().map_or(0, |count| FIXED_BYTES + count.min(transfer_bytes_max) as usize)
+    count().map_or(0, |count| FIXED_BYTES + count.min(bytes_max) as usize)
 }
 
 /// `stable_how`.
@@ -409,6 +421,7 @@ mod tests {
         assert_eq!(bytes(Procedure::Read, &[9, 9, u32::MAX]), FIXED_BYTES + (1 << 20));
         assert_eq!(bytes(Procedure::Readdir, &[9, 9, 9, 9, 8192]), FIXED_BYTES + 8192);
         assert_eq!(bytes(Procedure::Readdirplus, &[9, 9, 9, 9, 512, 8192]), FIXED_BYTES + 8192);
+        assert_eq!(bytes(Procedure::Readdirplus, &[9, 9, 9, 9, 512, 70_000]), FIXED_BYTES + (64 << 10));
         assert_eq!(bytes(Procedure::Readlink, &[]), FIXED_BYTES + LINK_BYTES_MAX);
         assert_eq!(bytes(Procedure::Getattr, &[]), FIXED_BYTES);
         assert_eq!(bytes(Procedure::Read, &[9, 9]), 0);

@@ -11,7 +11,7 @@ use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{Answered, RpcReply};
 
 use crate::procedure::Procedure;
-use crate::request::{Request, status_of};
+use crate::request::{Request, listing_bytes_max, status_of};
 use crate::status::Status;
 use crate::wire::{POST_OP_ATTR_BYTES, put_attr, put_post_op_attr, put_post_op_handle, put_status, put_time, put_wcc};
 
@@ -349,7 +349,7 @@ fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32, file_size_max: u64) {
         out.put_u32(TRANSFER_UNIT_BYTES.min(transfer_bytes_max));
     }
     // READDIR: best.
-    out.put_u32(transfer_bytes_max.min(64 << 10));
+    out.put_u32(listing_bytes_max(transfer_bytes_max));
     out.put_u64(file_size_max);
     put_time(out, TIME_DELTA);
     out.put_u32(PROPERTIES);

@@ -13,6 +13,8 @@ struct Page {
     /// Names and cookies.
     entries: Vec<(String, u64)>,
     eof: bool,
+    /// Bytes of the results.
+    bytes: usize,
 }
 
 /// What comes behind a cookie.
@@ -40,14 +42,14 @@ fn page(client: &mut Client, dir: &[u8], plus: bool, (cookie, verifier): (u64, u
     }
     let eof = r.bool().unwrap();
     r.finish().unwrap();
-    Page { verifier, entries, eof }
+    Page { verifier, entries, eof, bytes: rest.len() }
 }
 
 /// All entries in their order, and the verifier, which all pages have. `between` runs after each page.
 fn list(client: &mut Client, dir: &[u8], plus: bool, mut between: impl FnMut()) -> (Vec<(String, u64)>, u64) {
     let (mut from, mut all) = ((0, 0), Vec::new());
     loop {
-        let Page { verifier, entries, eof } = page(client, dir, plus, from, 32 << 10);
+        let Page { verifier, entries, eof, .. } = page(client, dir, plus, from, 32 << 10);
         assert!(from.1 == 0 || from.1 == verifier, "the verifier changed after {} entries", all.len());
         all.extend(entries);
         if eof {
@@ -100,6 +102,23 @@ fn each_of_very_many_entries_comes_once_and_from_every_cookie_the_listing_goes_o
     for at in every(count / 100).filter(|at| at + 1 < entries.len()) {
         let next = next_of(&mut client, at);
         assert!(next.is_none_or(|next| next == entries[at + 1].0), "behind entry {at}");
+    }
+    serving.stop();
+}
+
+#[test]
+fn a_reply_has_at_most_the_preferred_bytes_whatever_is_asked_for() {
+    let place = Place::new();
+    (0..3000).for_each(|number| drop(fs::File::create(place.path(&number.to_string())).unwrap()));
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    for plus in [false, true] {
+        let Page { entries, eof, bytes, .. } = page(&mut client, &root, plus, (0, 0), 1 << 20);
+        assert!(!eof && bytes <= 64 << 10, "{} entries in {bytes} bytes", entries.len());
+        // It is as long as it may be.
+        assert!(bytes > 63 << 10, "{} entries in {bytes} bytes", entries.len());
+        assert_eq!(list(&mut client, &root, plus, || ()).0.len(), 3000 + 2);
     }
     serving.stop();
 }

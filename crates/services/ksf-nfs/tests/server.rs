@@ -1,6 +1,7 @@
 //! What holds for all procedures: second tries, identities, who may mount, restarts, other programs.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::sync::mpsc::{TryRecvError, channel};
 
@@ -338,7 +339,7 @@ fn what_each_client_has_asked_for_is_counted() {
         (counts.connections, counts.mounts, counts.calls, counts.read_bytes, counts.written_bytes)
     };
     let counted = serving.nfs.clients();
-    let client = ksf_nfs::Client::Address(std::net::Ipv4Addr::LOCALHOST.into());
+    let client = ksf_nfs::Client::Address(Ipv4Addr::LOCALHOST.into());
     assert_eq!(
         counted.iter().map(|counts| (counts.client, of(counts))).collect::<Vec<_>>(),
         [(client, (2, 1, 5, 4, 5))]
@@ -550,6 +551,30 @@ fn a_call_waits_for_one_call_of_each_connection_that_floods_the_lanes() {
         (0..CALLS).for_each(|_| assert_eq!(split(&client.receive().2).0, OK));
     }
     drop(holds);
+    serving.stop();
+}
+
+/// No connection gets a slot for a file with uncommitted data.
+#[test]
+fn a_write_without_room_for_uncommitted_data_is_durable_when_it_is_answered() {
+    const UNSTABLE: u32 = 0;
+    let place = Place::new();
+    let mut settings = place.files(vec![place.export()]);
+    settings.fs.uncommitted_files_max = 0;
+    let serving = place.serve_files(Ipv4Addr::LOCALHOST.into(), EngineKind::Epoll, settings);
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    for number in 0..20 {
+        let file = client.create(&root, &number.to_string());
+        let rest = client.done(7, &write_args(&file, 0, UNSTABLE, b"text"));
+        let mut r = XdrReader::new(&rest);
+        assert!(Wcc::read(&mut r).after.is_some());
+        assert_eq!((r.u32().unwrap(), r.u32().unwrap()), (4, 2), "FILE_SYNC");
+        assert_eq!(fs::read(place.path(&number.to_string())).unwrap(), b"text");
+        // Beyond the greatest size of a file, at least on ext4.
+        client.nfs(7, &write_args(&file, 1 << 50, UNSTABLE, b"text"));
+    }
+    assert_eq!(serving.nfs.files().fs_counters().uncommitted_files, 0);
     serving.stop();
 }
 

@@ -18,6 +18,9 @@ use crate::rights::Question;
 use crate::sys;
 use crate::uncommitted::Written;
 
+/// Bytes written, the verifier, and what is to be synced.
+type Put = (SysResult<usize>, [u8; 8], Option<Written>);
+
 impl Fs {
     /// Reads up to `wanted` bytes of a regular file, and appends them. A file that shrinks meanwhile gives fewer.
     pub fn read(
@@ -101,15 +104,19 @@ impl Fs {
         // Nobody waits for the lock while this waits for the medium.
         drop(order);
         let result = result.and_then(|(count, verifier, written)| {
-            if let Some(written) = written.filter(|_| stable != Stable::Unstable) {
+            let has_no_slot = written.as_ref().is_some_and(Written::has_no_slot);
+            let committed = if has_no_slot { Stable::FileSync } else { stable };
+            // Without a slot also after a failure: the sync drops the entry of the file.
+            let is_synced = has_no_slot || count.is_ok() && stable != Stable::Unstable;
+            if let Some(written) = written.filter(|_| is_synced) {
                 self.owe(lane, handle, What::Written(written))?;
             }
-            Ok(super::Written { count, committed: stable, verifier })
+            Ok(super::Written { count: count?, committed, verifier })
         });
         Changed { wcc: Wcc { before, after }, result }
     }
 
-    /// Writes, and returns the bytes written, the verifier, and what is to be synced.
+    /// Writes the bytes of a call.
     fn put(
         &self,
         lane: &mut Lane,
@@ -117,23 +124,29 @@ impl Fs {
         (handle, file): (&Handle, &Arc<OwnedFd>),
         offset: u64,
         data: &[u8],
-    ) -> Result<(usize, [u8; 8], Option<Written>), FsError> {
+    ) -> Result<Put, FsError> {
         // What tells of a failed write-back must be open before the write, and is not that for writing, which is soon closed.
         let told_by = (!data.is_empty()).then(|| self.tells_of_losses(lane, handle, file)).transpose()?;
         // Asked for before the write: what is lost after this changes it.
         let verifier = call.export.verifier();
+        let (account, syncs_itself) = (lane.account.clone(), lane.syncs().is_none());
         let write = || -> Result<_, FsError> {
             permit(file, WRITE_BIT, &call.caller)?;
-            let Some(told_by) = told_by else { return Ok((Ok(0), None, None)) };
-            let writing = self.uncommitted.writing(handle, &told_by, &call.export.verifier);
-            let (writing, oldest) = writing.ok_or(ErrorKind::TryLater)?;
-            Ok((write_whole(file, offset, data), Some(writing.end()), oldest))
+            let Some(told_by) = told_by else { return Ok(Some((Ok(0), None, None))) };
+            let begun = self.uncommitted.writing(handle, &told_by, &call.export.verifier, &account, syncs_itself);
+            let Some((writing, oldest)) = begun else { return Ok(None) };
+            Ok(Some((write_whole(file, offset, data), Some(writing.end()), oldest)))
         };
-        let (count, written, oldest) = lane.as_caller(&call.caller, write)??;
+        let Some((count, written, oldest)) = lane.as_caller(&call.caller, write)?? else {
+            if let Some(owed) = &mut lane.owed {
+                owed.has_no_room = true;
+            }
+            return Err(ErrorKind::TryLater.into());
+        };
         if let Some((handle, written)) = oldest {
             self.owe_of_another(lane, Debt { handle, what: What::Written(written) });
         }
-        Ok((count?, verifier, written))
+        Ok((count, verifier, written))
     }
 
     /// Brings what was written to a file to the medium, all of it. Tells the verifier.

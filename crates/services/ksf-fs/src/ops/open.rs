@@ -2,7 +2,6 @@
 //! it has lost its last name.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
@@ -25,6 +24,7 @@ use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
+use crate::shares::{Shares, Slot};
 use crate::sys::access;
 
 /// What a file is opened for.
@@ -105,8 +105,8 @@ impl Drop for Locks {
 }
 
 impl Descriptor {
-    fn new(file: OwnedFd, handle: &Handle, slot: Slot) -> Self {
-        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(&slot.all) };
+    fn new(file: OwnedFd, handle: &Handle, slot: Slot, all: &Arc<OpenFiles>) -> Self {
+        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(all) };
         Self { file, locks, _slot: slot }
     }
 }
@@ -125,71 +125,26 @@ impl Drop for Opened {
     }
 }
 
-/// Open files that the reserve has for each connection.
-const RESERVED: usize = 8;
-
-/// Half of the open files in which one counts.
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    /// Half of all: a connection has at most [`RESERVED`] of it, so that a few connections cannot keep others from opening files.
-    Reserve,
-    /// The other half: a connection gets one more while it has fewer of it than are free.
-    Rest,
-}
-
-/// Number of open files in each [`Part`].
-pub(crate) type OpenCounts = [AtomicUsize; 2];
-
-/// Counts of what is open for clients, in all and, by [`Account::open_files`], for each connection.
+/// What is open for clients: its number, in all and for each connection, and its locks.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
-    counts: OpenCounts,
-    max: [usize; 2],
+    shares: Arc<Shares>,
     locks: LockCounts,
 }
 
 impl OpenFiles {
     pub(crate) fn new(max: usize) -> Self {
-        Self { counts: OpenCounts::default(), max: [max / 2, max - max / 2], locks: LockCounts::default() }
+        Self { shares: Arc::new(Shares::new(max, Account::open_files)), locks: LockCounts::default() }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.counts.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.shares.count()
     }
 
     /// One more for a connection. Like open(2), fails with EMFILE at the connection's limit and with ENFILE if none is free.
-    fn take(self: &Arc<Self>, account: &Account) -> Result<Slot, FsError> {
-        for part in [Part::Reserve, Part::Rest] {
-            let (count, own_count) = (&self.counts[part as usize], &account.open_files()[part as usize]);
-            // Counted first: other lanes open files for the connection, too.
-            let own = own_count.fetch_add(1, Ordering::Relaxed);
-            let may_have = |free: usize| match part {
-                Part::Reserve => own < RESERVED && free > 0,
-                Part::Rest => own < free,
-            };
-            let more = |taken: usize| may_have(self.max[part as usize] - taken).then_some(taken + 1);
-            if count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
-                return Ok(Slot { all: Arc::clone(self), account: account.clone(), part });
-            }
-            own_count.fetch_sub(1, Ordering::Relaxed);
-        }
-        let is_full = self.count() == self.max.iter().sum();
-        Err(if is_full { Errno::NFILE } else { Errno::MFILE }.into())
-    }
-}
-
-/// One of [`OpenFiles`].
-#[derive(Debug)]
-struct Slot {
-    all: Arc<OpenFiles>,
-    account: Account,
-    part: Part,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.account.open_files()[self.part as usize].fetch_sub(1, Ordering::Relaxed);
-        self.all.counts[self.part as usize].fetch_sub(1, Ordering::Relaxed);
+    fn take(&self, account: &Account) -> Result<Slot, FsError> {
+        let full = || if self.shares.is_full() { Errno::NFILE } else { Errno::MFILE };
+        self.shares.take(account).ok_or_else(|| full().into())
     }
 }
 
@@ -239,7 +194,7 @@ impl Owed {
     /// A sync of an open file; `data_only`: without attributes that are not needed to find the data. [`Lane::settle`] tells its result.
     pub fn sync(file: OpenFile, data_only: bool) -> Self {
         let what = What::Opened { file: file.clone(), data_only };
-        Self { own: vec![Debt { handle: file.0.handle.clone(), what }], others: Vec::new() }
+        Self { own: vec![Debt { handle: file.0.handle.clone(), what }], ..Self::default() }
     }
 }
 
@@ -288,7 +243,7 @@ impl Fs {
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
-        let file = Descriptor::new(file, handle, slot);
+        let file = Descriptor::new(file, handle, slot, &self.open_files);
         Ok((OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller), attr))
     }
 
@@ -311,7 +266,7 @@ impl Fs {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();
             let known = (found.handle.clone(), found.attr.file_type);
-            let file = Descriptor::new(file, &found.handle, slot);
+            let file = Descriptor::new(file, &found.handle, slot, &self.open_files);
             Ok((OpenFile::new(place.export, known, file, how, caller), found))
         })
     }
@@ -502,8 +457,6 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
-    use ksf_test::Random;
-
     use super::*;
     use crate::common::Served;
     use crate::credential::Squash;
@@ -523,7 +476,7 @@ mod tests {
     }
 
     /// Opens as many files as the connection gets, and the error of the next one.
-    fn take_all(all: &Arc<OpenFiles>, account: &Account) -> (Vec<Slot>, i32) {
+    fn take_all(all: &OpenFiles, account: &Account) -> (Vec<Slot>, i32) {
         let mut slots = Vec::new();
         loop {
             match all.take(account) {
@@ -535,7 +488,7 @@ mod tests {
 
     #[test]
     fn connections_that_open_all_they_can_leave_files_to_others() {
-        let all = Arc::new(OpenFiles::new(1000));
+        let all = OpenFiles::new(1000);
         let accounts: Vec<Account> = (0..100).map(|_| Account::default()).collect();
         let mut taken: Vec<_> = accounts.iter().map(|account| take_all(&all, account)).collect();
         let counts: Vec<_> = taken.iter().map(|(slots, _)| slots.len()).collect();
@@ -549,38 +502,6 @@ mod tests {
         assert_eq!(take_all(&all, &accounts[99]).0.len(), 8 + 125);
         drop(taken);
         assert_eq!(all.count(), 0);
-        assert!(accounts.iter().flat_map(Account::open_files).all(|count| count.load(Ordering::Relaxed) == 0));
-    }
-
-    #[test]
-    fn open_files_of_random_connections_stay_within_their_shares() {
-        const MAX: usize = 200;
-        let (mut random, all) = (Random::of_test(5), Arc::new(OpenFiles::new(MAX)));
-        let accounts: Vec<Account> = (0..20).map(|_| Account::default()).collect();
-        let mut open: Vec<Vec<Slot>> = accounts.iter().map(|_| Vec::new()).collect();
-        for _ in 0..20_000 {
-            // A few open most files.
-            let at = random.length(accounts.len() - 1);
-            if random.one_in(3) {
-                open[at].pop();
-                continue;
-            }
-            let of_part =
-                |slots: &Vec<Slot>, part| slots.iter().filter(|slot| slot.part as usize == part as usize).count();
-            let free = |part| MAX / 2 - open.iter().map(|slots| of_part(slots, part)).sum::<usize>();
-            let own = |part| of_part(&open[at], part);
-            let from_reserve = own(Part::Reserve) < RESERVED && free(Part::Reserve) > 0;
-            let from_rest = own(Part::Rest) < free(Part::Rest);
-            let wanted = match free(Part::Reserve) + free(Part::Rest) {
-                _ if from_reserve || from_rest => 0,
-                0 => libc::ENFILE,
-                _ => libc::EMFILE,
-            };
-            let taken = all.take(&accounts[at]);
-            assert_eq!(taken.as_ref().err().map_or(0, |error| error.errno), wanted);
-            open[at].extend(taken);
-            assert_eq!(all.count(), open.iter().map(Vec::len).sum::<usize>());
-        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ksf::engine::EngineKind;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
-use ksf_fs::ExportOptions;
+use ksf_fs::{ExportOptions, FileSettings};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{ExportSettings, Nfs, Settings, TRANSFER_BYTES_MAX};
 use ksf_proto::oncrpc::record::put_record;
@@ -45,8 +45,11 @@ impl Place {
 
     /// Serves on free ports of this address.
     pub(crate) fn serve_at(&self, address: IpAddr, engine: EngineKind, exports: Vec<ExportSettings>) -> Serving {
-        let settings =
-            Settings { files: self.files(exports), drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
+        self.serve_files(address, engine, self.files(exports))
+    }
+
+    pub(crate) fn serve_files(&self, address: IpAddr, engine: EngineKind, files: FileSettings) -> Serving {
+        let settings = Settings { files, drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
         let nfs = Nfs::open(settings).unwrap();
         let service = Arc::new(nfs.service("nfs").unwrap());
         let any = SocketAddr::from((address, 0));
