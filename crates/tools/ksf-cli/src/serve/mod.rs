@@ -128,6 +128,7 @@ fn run(
         }
     };
     raise_open_files();
+    ksf::give_back::keep();
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_ref()?)) {
         chat(&line);
     }
