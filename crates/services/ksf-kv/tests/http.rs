@@ -265,7 +265,7 @@ fn keys_are_listed_in_order() {
         ] {
             assert_eq!(http.get(&format!("/?{query}")).text(), wanted, "{engine}: {query}");
         }
-        for wrong in ["limit=0", "limit=x", "limit=-1", "nonsense=1", "prefix=%", "nonsense"] {
+        for wrong in ["limit=0", "limit=x", "limit=-1", "limit=%2B1", "nonsense=1", "prefix=%", "nonsense"] {
             assert_eq!(http.get(&format!("/?{wrong}")).status, 400, "{engine}: {wrong}");
         }
         let head = http.ask("HEAD /?prefix=none", "", None);

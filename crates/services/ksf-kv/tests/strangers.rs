@@ -91,6 +91,8 @@ fn limits_rise_with_the_password_and_fall_with_reset() {
         let value = "v".repeat(1_000_000);
         let mut client = serving.connect();
         assert_eq!(client.ask("PING"), "-NOAUTH Authentication required.", "{engine}");
+        let of_a_transaction = "-EXECABORT Transaction discarded because of: NOAUTH Authentication required.";
+        assert_eq!(client.ask("EXEC"), of_a_transaction, "{engine}");
         assert_eq!(client.ask(&format!("AUTH {}", "x".repeat(16_000)))[..10], *"-WRONGPASS", "{engine}");
         // All at once: what is behind AUTH has the limits that AUTH brings.
         client.send(&["AUTH", PASSWORD]);

@@ -342,6 +342,9 @@ fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
     match call.session.standing {
         Standing::Known => {}
         Standing::Unknown if asked.facts().needs_no_login() => {}
+        Standing::Unknown if asked.name() == "exec" => {
+            return Err("EXECABORT Transaction discarded because of: NOAUTH Authentication required.".into());
+        }
         Standing::Unknown => return Err("NOAUTH Authentication required.".into()),
         Standing::Denied => {
             call.done.close = true;

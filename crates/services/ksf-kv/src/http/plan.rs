@@ -133,8 +133,11 @@ impl<'m> ListPlan<'m> {
                 b"from" => list.from = value,
                 b"to" => list.to = Some(value),
                 b"limit" => {
-                    let limit = std::str::from_utf8(&value).ok().and_then(|limit| limit.parse::<usize>().ok());
-                    list.limit = limit
+                    // Digits alone: parse would take a sign, too.
+                    let digits =
+                        value.iter().all(u8::is_ascii_digit).then(|| std::str::from_utf8(&value).ok()).flatten();
+                    list.limit = digits
+                        .and_then(|digits| digits.parse().ok())
                         .filter(|limit| *limit > 0)
                         .ok_or_else(|| Refusal::new(400, "the limit of a list is a number above 0"))?;
                 }
