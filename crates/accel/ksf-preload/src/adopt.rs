@@ -1,5 +1,5 @@
 //! Epoll instances that watch a listener without a queue: the library did not see how it was put there, because it came
-//! by a bare system call; or the holder was off then, or did not answer.
+//! by a bare system call or recvmmsg; or the holder was off then, or did not answer.
 //!
 //! They are met when the program accepts. What it asked for when it added them is what the kernel tells of the
 //! instance in `/proc/self/fdinfo`: number, events and data of each descriptor (fs/eventpoll.c, `ep_show_fdinfo`).

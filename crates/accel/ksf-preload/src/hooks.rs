@@ -132,7 +132,7 @@ unsafe fn received(message: &msghdr) {
                 unsafe { first.cast::<c_int>().add(at).read_unaligned() }
             };
             let numbers = (0..bytes / size_of::<c_int>()).map(number);
-            beside(|entered| numbers.for_each(|fd| listener::received(entered, fd)));
+            numbers.for_each(listener::received);
         }
         // SAFETY: as above.
         header = unsafe { libc::CMSG_NXTHDR(message, header) };

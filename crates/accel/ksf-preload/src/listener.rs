@@ -68,12 +68,16 @@ pub(crate) fn listened(entered: &Entered, fd: c_int, backlog: c_int) {
     }
 }
 
-/// A descriptor came in a message from another process.
-pub(crate) fn received(entered: &Entered, fd: c_int) {
+/// A descriptor came in a message from another process. `errno` stays as it is.
+pub(crate) fn received(fd: c_int) {
+    let errno = ksf_interpose::errno::errno();
     // Another kind of socket may listen later.
-    if listens(fd) {
-        meet(entered, fd);
+    if listens(fd)
+        && let Some(entered) = crate::process::enter()
+    {
+        meet(&entered, fd);
     }
+    ksf_interpose::errno::set_errno(errno);
 }
 
 /// Tells the holder of a listener. True: it has it now.

@@ -382,10 +382,10 @@ impl<S: WorkerService> Worker<S> {
         let called = catch_unwind(AssertUnwindSafe(|| {
             while let Some(place) = grant.next(|| socket.kept()) {
                 begun.add(&place);
-                // A worker that begins a message finds one, by the scheduler's rules.
-                let state = state.get_or_insert_with(|| lock(&served.states).pop().expect("more workers than states"));
                 *ticket += 1;
                 pending.begin(*ticket);
+                // A worker that begins a message finds one, by the scheduler's rules.
+                let state = state.get_or_insert_with(|| lock(&served.states).pop().expect("more workers than states"));
                 mark = replies.output.len();
                 let place = place.start as usize..place.end as usize;
                 let message = ksf::Message::of_chunk(&batch.chunk, place.clone(), peer, key);

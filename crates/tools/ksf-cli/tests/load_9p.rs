@@ -59,29 +59,6 @@ fn the_generator_of_9p_sends_every_operation_and_leaves_nothing() {
     }
 }
 
-/// A page that is taken from the machine anew costs a fault, and has to be cleared.
-#[test]
-fn long_reads_use_memory_again() {
-    const READS: u64 = 1500;
-    const BYTES: u64 = 512 << 10;
-    let place = Place::new();
-    let server = place.start_kind("9p", 0, "epoll", ",squash=none", &[]);
-    let faults = || {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
-        // minflt (proc_pid_stat(5)), the tenth; the second is a name in parentheses.
-        stat.rsplit_once(") ").unwrap().1.split(' ').nth(7).unwrap().parse::<u64>().unwrap()
-    };
-    let before = faults();
-    let (bytes, count) = (BYTES.to_string(), READS.to_string());
-    let words =
-        ["--mix", "read=1", "--files", "1", "--file-bytes", "4m", "--io-bytes", &bytes, "-a", "32", "-c", &count];
-    let read = load(server.address(" tcp ").port(), &place, &[&words[..], &["--json"]].concat());
-    assert_eq!(counted(&read), (Some(READS), Some(0)));
-    let (taken, pages) = (faults() - before, READS * BYTES / rustix::param::page_size() as u64);
-    assert!(taken < pages / 4, "{taken} faults for {pages} pages");
-    server.stop();
-}
-
 #[test]
 fn the_generator_of_9p_measures_diod() {
     if !is_root() {

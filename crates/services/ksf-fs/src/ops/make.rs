@@ -17,7 +17,7 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
-use crate::lane::Lane;
+use crate::lane::{Identities, Lane};
 use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 
 /// How often a name may come and go while a file of that name is made.
@@ -297,19 +297,18 @@ impl Fs {
             let before = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
             make(place)?;
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let opened = self.open_name(folder, name);
-            if let Ok(object) = &opened
-                && is_older(place.export, object, before)?
-            {
-                return Err(changed_for_good(ErrorKind::Io.into()));
-            }
-            let dressed = opened.and_then(|object| {
+            let mut is_another = false;
+            let dressed = self.open_name(folder, name).and_then(|object| {
+                is_another = self.identities == Identities::Callers && is_older(place.export, &object, before)?;
+                if is_another {
+                    return Err(ErrorKind::Io.into());
+                }
                 // Other calls may know it by its name already.
                 let _changing = self.changing_object(place.export, &object);
                 dress(place, &object)?;
                 Ok(Made { object, mode: Mode::Path, is_new: true })
             });
-            if dressed.is_err() && rustix::fs::unlinkat(folder, name, removal).is_err() {
+            if dressed.is_err() && (is_another || rustix::fs::unlinkat(folder, name, removal).is_err()) {
                 return dressed.map_err(changed_for_good);
             }
             dressed
@@ -390,18 +389,19 @@ impl Fs {
     }
 }
 
-/// Whether a new file got attributes after it was made, which do not come to the medium with its name.
-/// True for an object that was there before `before`, by the clock that inodes have their times from. False where the file system
-/// tells no time of birth.
+/// True for an object that was there before `before`. False where its time of birth is not told, or by another clock than this
+/// machine's.
 fn is_older(export: &Export, object: &OwnedFd, before: Timespec) -> Result<bool, FsError> {
+    if !export.is_warm() {
+        return Ok(false);
+    }
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
-    // Others round it: FAT to two seconds.
-    let rounding_s = if export.is_warm() { 0 } else { 2 };
-    let birth = (stat.stx_btime.tv_sec + rounding_s, i64::from(stat.stx_btime.tv_nsec));
     let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    let birth = (stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec));
     Ok(is_told && birth < (before.tv_sec, before.tv_nsec))
 }
 
+/// Whether a new file got attributes after it was made, which do not come to the medium with its name.
 fn is_dressed(how: &CreateHow) -> bool {
     match how {
         CreateHow::Unchecked(attr) | CreateHow::Guarded(attr) => has_more_than_mode(attr),
@@ -447,6 +447,7 @@ fn has_times_of(attr: &crate::attr::Attr, verifier: [u8; 8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
     use ksf_test::{root_or_skip, wait_until};
@@ -465,8 +466,9 @@ mod tests {
         let [old, new] = ["old", "new"].map(|name| served.path(name));
         for kind in [RawType::Fifo, RawType::RegularFile] {
             rustix::fs::mknodat(CWD, &old, kind, Permissions::RUSR, 0).unwrap();
-            let made_at = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
-            wait_until("the clock goes on", || rustix::time::clock_gettime(ClockId::RealtimeCoarse) != made_at);
+            let object = served.fs.open_name(&File::open(served.path("")).unwrap().into(), c"old").unwrap();
+            let now = || rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+            wait_until("it is of the past", || is_older(&served.export, &object, now()).unwrap());
             let make = |place: &Place<'_>| {
                 rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), RawType::Fifo, Permissions::RUSR, 0)?;
                 rustix::fs::renameat_with(CWD, &old, CWD, &new, RenameFlags::EXCHANGE)?;
