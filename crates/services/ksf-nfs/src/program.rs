@@ -151,13 +151,6 @@ impl NfsProgram {
                     drop(way);
                     return answered;
                 }
-                Begun::Full(way) => {
-                    let mut results = Vec::new();
-                    put_not_begun(&mut results, procedure, Status::JUKEBOX);
-                    self.core.counters.answered(procedure, Status::JUKEBOX, started.elapsed());
-                    answer(way, &results);
-                    return answered;
-                }
             }
         } else {
             (way, None)
