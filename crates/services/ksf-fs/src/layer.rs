@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, CWD, Mode as Permissions, OFlags, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Resource, getrlimit};
 
+use crate::account::Account;
 use crate::attr::{ASKED, Attr, Before, FileType, Found};
 use crate::attr_cache::{AttrCache, Changing};
 use crate::credential::{Credential, Identity};
@@ -307,7 +308,7 @@ impl Fs {
         }
         let managed = match user_of(credential, options) {
             Some(_) if credential.managed.is_some() => credential.managed.clone(),
-            Some(uid) => Some(self.groups.of(uid)?),
+            Some(uid) => Some(self.groups.of(&lane.account, uid)?),
             None => None,
         };
         Ok(Call { export, caller: credential.identity(options, managed.as_deref()) })
@@ -344,14 +345,15 @@ impl Fs {
         credential.managed.is_some()
     }
 
-    /// Looks the groups of a caller up on another thread, and goes on with `then`, there or here.
+    /// Looks the groups of a caller up on another thread, at the turn of its connection, and goes on with `then`, there or here.
     ///
     /// # Errors
     ///
-    /// `then` is given [`ErrorKind::TryLater`] if that takes longer than five seconds, by [`Fs::close_idle`], or if too many others
-    /// wait. After [`Fs::close`] it is dropped.
+    /// `then` is given [`ErrorKind::TryLater`] if that fails, or by [`Fs::close_idle`] if it takes longer than five seconds. After
+    /// [`Fs::close`] it is dropped.
     pub fn look_up_groups(
         &self,
+        account: &Account,
         mut credential: Credential,
         handle: &Handle,
         then: impl FnOnce(Result<Credential, FsError>) + Send + 'static,
@@ -363,7 +365,7 @@ impl Fs {
                 credential
             }));
         };
-        self.groups.ask(uid, Box::new(then));
+        self.groups.ask(account, uid, Box::new(then));
     }
 
     /// A server that is not root does not take its callers' groups.

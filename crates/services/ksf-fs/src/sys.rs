@@ -254,16 +254,29 @@ fn checked(done: c_long) -> Result<c_long> {
     Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 
+/// Longest entry of a user in the system's databases.
+const USER_BYTES_MAX: usize = 1 << 20;
+
 /// The supplementary groups of a user by the system's databases, which may wait for a server; `None` for an unknown user.
-pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Option<Vec<u32>> {
+///
+/// # Errors
+///
+/// No database could tell: a server does not answer, or the entry is longer than [`USER_BYTES_MAX`].
+pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Result<Option<Vec<u32>>> {
     let mut text = vec![0; 16 << 10];
     // SAFETY: passwd is a structure of integers and pointers, for which zeros are valid.
     let mut user: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are to live memory of this function, and `text` has the length that is passed.
-    let failed = unsafe { libc::getpwuid_r(uid, &raw mut user, text.as_mut_ptr(), text.len(), &raw mut found) };
-    if failed != 0 || found.is_null() {
-        return None;
+    loop {
+        // SAFETY: all pointers are to live memory of this function, and `text` has the length that is passed.
+        match unsafe { libc::getpwuid_r(uid, &raw mut user, text.as_mut_ptr(), text.len(), &raw mut found) } {
+            0 => break,
+            libc::ERANGE if text.len() < USER_BYTES_MAX => text.resize(4 * text.len(), 0),
+            errno => return Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+    if found.is_null() {
+        return Ok(None);
     }
     let mut groups = vec![0; groups_max.max(1)];
     let mut count = c_int::try_from(groups.len()).unwrap_or(c_int::MAX);
@@ -272,7 +285,7 @@ pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Option<Vec<u32>> {
     unsafe { libc::getgrouplist(user.pw_name, user.pw_gid, groups.as_mut_ptr(), &raw mut count) };
     // With more groups than there is room for, the library fills the room and tells the whole number.
     groups.truncate(usize::try_from(count).unwrap_or(0));
-    Some(groups)
+    Ok(Some(groups))
 }
 
 /// Kinds of locks, as fcntl(2) has them.

@@ -10,8 +10,7 @@
 //!      │
 //!      ├─► Replay: the kept reply
 //!      ├─► Waits: the first try is being carried out, and its reply answers this one, too
-//!      ├─► Foreign: it looks like what another connection has under way
-//!      └─► Full: the client has too much under way
+//!      └─► Foreign: it looks like what another connection has under way
 //! ```
 //!
 //! **What a request is known by** ([`RequestKey`]): the client's address, the xid, program and procedure, and a checksum
@@ -23,11 +22,13 @@
 //! have the WRITE of another client taken for its own only with that one's address, credential, xid, file and offset; with
 //! these it can write there itself.
 //!
-//! **Bounds**: entries and bytes. For a new request the oldest reply goes of the client whose replies take the most bytes, so that
-//! no client pushes out the replies to another one that has fewer. Of that client, replies to WRITE go first while they are at least
-//! half of its entries: a WRITE that is carried out twice has the same end, a REMOVE has not, and clients write much and remove little.
-//! Replies are not given after [`DrcLimits::age_max_ms`]. What is under way is never given up, and one client has half of the
-//! entries under way at most; above that its requests are refused.
+//! **Bounds** of the replies that are kept: entries and bytes. For a new reply the oldest one goes of the client whose replies take the
+//! most bytes, so that no client pushes out the replies to another one that has fewer. Of that client, replies to WRITE go first while
+//! they are at least half of its entries: a WRITE that is carried out twice has the same end, a REMOVE has not, and clients write much
+//! and remove little. Replies are not given after [`DrcLimits::age_max_ms`].
+//!
+//! Requests under way have no bound here, and are never given up: each is in the budgets of its connection and shard until it is
+//! answered, its entry included. So no client has the requests of another one refused by what it has under way.
 //!
 //! A try of what is under way is never refused: to a client that would be the reply, and it would send the request anew, as
 //! another one. It waits, and counts in the budget of its connection.
@@ -44,16 +45,16 @@ use crate::procedure::Procedure;
 /// Bounds of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrcLimits {
-    /// Most entries, those under way included.
+    /// Most replies.
     pub entries_max: usize,
-    /// Most bytes of the replies and of the entries themselves.
+    /// Most bytes of the replies and of their entries.
     pub bytes_max: usize,
     /// Age above which a reply is not given again.
     pub age_max_ms: u64,
 }
 
 impl Default for DrcLimits {
-    /// 16,384 entries, 8 MiB, 120 seconds.
+    /// 16,384 replies, 8 MiB, 120 seconds.
     fn default() -> Self {
         Self { entries_max: 16_384, bytes_max: 8 << 20, age_max_ms: 120_000 }
     }
@@ -144,8 +145,6 @@ pub enum Begun<W> {
     /// Another connection, whose credential names no machine either, has the same request under way. It may be of another client, so
     /// neither is its reply given nor is this one carried out: the connection is to be closed, over another one the client asks again.
     Foreign(W),
-    /// There is no room: the client is to try later.
-    Full(W),
 }
 
 /// Tries that wait for the end of the first one, with their connections.
@@ -196,9 +195,7 @@ struct OfClient {
     /// Entries that are done, the oldest first. One whose number is not that of the entry was replaced.
     writes: VecDeque<(RequestKey, u64)>,
     others: VecDeque<(RequestKey, u64)>,
-    /// Of those that are done.
     bytes: usize,
-    under_way: usize,
 }
 
 struct Stripe<W> {
@@ -206,13 +203,17 @@ struct Stripe<W> {
     clients: HashMap<ClientAddress, OfClient>,
     /// Clients by the bytes of their entries that are done, where there are any.
     by_bytes: BTreeSet<(usize, ClientAddress)>,
+    /// Of the entries that are done.
     bytes: usize,
+    /// Entries that are not done.
+    under_way: usize,
     last_number: u64,
 }
 
 impl<W> Default for Stripe<W> {
     fn default() -> Self {
-        Self { entries: HashMap::new(), clients: HashMap::new(), by_bytes: BTreeSet::new(), bytes: 0, last_number: 0 }
+        let (entries, clients, by_bytes) = (HashMap::new(), HashMap::new(), BTreeSet::new());
+        Self { entries, clients, by_bytes, bytes: 0, under_way: 0, last_number: 0 }
     }
 }
 
@@ -222,14 +223,14 @@ impl<W> Stripe<W> {
         let of_client = self.clients.entry(client).or_default();
         let before = of_client.bytes;
         let changed = change(of_client);
-        let (after, is_empty) = (of_client.bytes, of_client.bytes == 0 && of_client.under_way == 0);
+        let after = of_client.bytes;
         if after != before {
             self.by_bytes.remove(&(before, client));
             if after > 0 {
                 self.by_bytes.insert((after, client));
             }
         }
-        if is_empty {
+        if after == 0 {
             self.clients.remove(&client);
         }
         changed
@@ -277,18 +278,14 @@ impl<W> Stripe<W> {
 
     fn remove(&mut self, key: &RequestKey) -> Option<Entry<W>> {
         let entry = self.entries.remove(key)?;
-        let bytes = match &entry.state {
+        match &entry.state {
             State::Done { reply, .. } => {
                 let bytes = ENTRY_BYTES + reply.len();
                 self.change(key.client, |of_client| of_client.bytes -= bytes);
-                bytes
+                self.bytes -= bytes;
             }
-            State::UnderWay { .. } => {
-                self.change(key.client, |of_client| of_client.under_way -= 1);
-                ENTRY_BYTES
-            }
-        };
-        self.bytes -= bytes;
+            State::UnderWay { .. } => self.under_way -= 1,
+        }
         Some(entry)
     }
 }
@@ -331,12 +328,12 @@ pub struct DrcSizes {
     pub entries: usize,
     /// Entries under way.
     pub under_way: usize,
-    /// Bytes as [`DrcLimits::bytes_max`] counts them.
+    /// Bytes of the replies and of all entries.
     pub bytes: usize,
 }
 
 impl<W> Drc<W> {
-    /// An empty cache. Its 16 parts have a sixteenth of the limits each, and room for one entry at least.
+    /// An empty cache. Its 16 parts have a sixteenth of the limits each, and room for one reply at least.
     pub fn new(limits: DrcLimits) -> Self {
         let limits = DrcLimits {
             entries_max: (limits.entries_max / STRIPES).max(1),
@@ -389,18 +386,8 @@ impl<W> Drc<W> {
             }
             stripe.remove(&key);
         }
-        let under_way = stripe.clients.get(&key.client).map_or(0, |of_client| of_client.under_way);
-        if under_way >= limits.entries_max.div_ceil(2) {
-            return Begun::Full(way);
-        }
-        while stripe.entries.len() >= limits.entries_max || stripe.bytes + ENTRY_BYTES > limits.bytes_max {
-            if !stripe.forget_oldest() {
-                return Begun::Full(way);
-            }
-        }
         stripe.last_number += 1;
-        stripe.bytes += ENTRY_BYTES;
-        stripe.change(key.client, |of_client| of_client.under_way += 1);
+        stripe.under_way += 1;
         let came_by = CameBy { origin: Arc::downgrade(&origin.0), named };
         let state = State::UnderWay { waiting: Waiting::default() };
         stripe.entries.insert(key, Entry { came_by, number: stripe.last_number, state });
@@ -413,9 +400,8 @@ impl<W> Drc<W> {
         for stripe in &self.0.stripes {
             let stripe = stripe.lock().unwrap_or_else(PoisonError::into_inner);
             sizes.entries += stripe.entries.len();
-            sizes.under_way +=
-                stripe.entries.values().filter(|entry| matches!(entry.state, State::UnderWay { .. })).count();
-            sizes.bytes += stripe.bytes;
+            sizes.under_way += stripe.under_way;
+            sizes.bytes += stripe.bytes + ENTRY_BYTES * stripe.under_way;
         }
         sizes
     }
@@ -447,14 +433,18 @@ impl<W> Ticket<W> {
         let done = State::Done { reply: results.into(), at_ms: now_ms };
         let State::UnderWay { waiting } = std::mem::replace(&mut entry.state, done) else { return Vec::new() };
         let (key, number) = (self.key, entry.number);
+        stripe.under_way -= 1;
         stripe.change(key.client, |of_client| {
-            of_client.under_way -= 1;
             of_client.bytes += ENTRY_BYTES + results.len();
             let queue = if key.is_write() { &mut of_client.writes } else { &mut of_client.others };
             queue.push_back((key, number));
         });
-        stripe.bytes += results.len();
-        while stripe.bytes > shared.limits.bytes_max && stripe.forget_oldest() {}
+        stripe.bytes += ENTRY_BYTES + results.len();
+        let is_too_much = |stripe: &Stripe<W>| {
+            stripe.entries.len() - stripe.under_way > shared.limits.entries_max
+                || stripe.bytes > shared.limits.bytes_max
+        };
+        while is_too_much(stripe) && stripe.forget_oldest() {}
         waiting.end()
     }
 

@@ -115,12 +115,12 @@ impl MountProgram {
             });
         }
         let caller = caller_of(&call.credential);
-        let (core, lanes, account) = (Arc::clone(&self.core), Arc::clone(&self.lanes), account.clone());
+        let (core, lanes, of) = (Arc::clone(&self.core), Arc::clone(&self.lanes), account.clone());
         let (answered, way) = reply.defer_for(RESULTS_BYTES_MAX);
         let top = root.clone();
-        self.core.fs.look_up_groups(caller, &top, move |caller| {
+        self.core.fs.look_up_groups(account, caller, &top, move |caller| {
             let share = core.fs.share_of(&root);
-            lanes.submit_for(&account, share, Length::Short, path_bytes(&below), move |lane| {
+            lanes.submit_for(&of, share, Length::Short, path_bytes(&below), move |lane| {
                 let caller = caller.map_err(|error| mount_status(error.kind()));
                 let found = caller.and_then(|caller| descend(&core, lane, &caller, root, &below));
                 if found.is_ok() {

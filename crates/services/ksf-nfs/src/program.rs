@@ -151,13 +151,6 @@ impl NfsProgram {
                     drop(way);
                     return answered;
                 }
-                Begun::Full(way) => {
-                    let mut results = Vec::new();
-                    put_not_begun(&mut results, procedure, Status::JUKEBOX);
-                    self.core.counters.answered(procedure, Status::JUKEBOX, started.elapsed());
-                    answer(way, &results);
-                    return answered;
-                }
             }
         } else {
             (way, None)
@@ -170,7 +163,7 @@ impl NfsProgram {
         } else {
             let (handle, lanes) = (request.handles().0.clone(), Arc::clone(&self.lanes));
             let account = connection.account.clone();
-            self.core.fs.look_up_groups(caller, &handle, move |caller| match caller {
+            self.core.fs.look_up_groups(&connection.account, caller, &handle, move |caller| match caller {
                 Ok(caller) => to_lane(&lanes, &account, ending, caller, request),
                 Err(error) => {
                     let (mut results, status) = (Vec::new(), status_of(error));

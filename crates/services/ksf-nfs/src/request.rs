@@ -4,6 +4,7 @@ use ksf::pool::Chunk;
 use ksf_fs::{CreateHow, ErrorKind, Fs, Handle, Node, SetAttr, Stable, Time};
 use ksf_proto::xdr::{XdrError, XdrReader};
 
+use crate::drc::ENTRY_BYTES;
 use crate::procedure::Procedure;
 use crate::status::Status;
 use crate::wire::{HANDLE_LIMIT_BYTES, NAME_LIMIT_BYTES, TARGET_LIMIT_BYTES, read_guard, read_set_attr};
@@ -329,8 +330,9 @@ pub(crate) fn listing_bytes_max(transfer_bytes_max: u32) -> u32 {
     transfer_bytes_max.min(64 << 10)
 }
 
-/// Two folders with their attributes before and after, or an object with its handle and its folder.
-const FIXED_BYTES: usize = 512;
+/// Two folders with their attributes before and after, or an object with its handle and its folder; and the entry of a change in the
+/// cache of duplicate requests, which has no other bound for what is under way.
+const FIXED_BYTES: usize = 512 + ENTRY_BYTES;
 /// Longest target of a symbolic link that the kernel makes: PATH_MAX.
 const LINK_BYTES_MAX: usize = 4096;
 

@@ -217,7 +217,7 @@ impl NinepService {
                 let job = self.job(session, asked, changed, reply.defer_for(FIXED_BYTES));
                 let (handle, lanes) = (work.handle().clone(), Arc::clone(&self.lanes));
                 let account = session.account.clone();
-                self.core.fs.look_up_groups(*caller, &handle, move |caller| match (caller, work) {
+                self.core.fs.look_up_groups(&session.account, *caller, &handle, move |caller| match (caller, work) {
                     (Ok(caller), Work::Attach { id, root, names, .. }) => {
                         let work = Work::Attach { id, caller: Arc::new(caller), root, names };
                         job.submit(&lanes, &account, work);

@@ -19,10 +19,13 @@ use crate::sys::{self, RawLock};
 
 /// Ranges that are locked through one open file, at most.
 pub const LOCKS_OF_OPEN_MAX: usize = 1024;
-/// Ranges of one file that clients have locked, at most.
-pub const LOCKS_OF_FILE_MAX: usize = 4096;
-/// Ranges of all files that clients have locked, at most.
+/// Ranges of one file that clients have locked, at most. Connections have shares of them.
+pub const LOCKS_OF_FILE_MAX: usize = 8192;
+/// Ranges of all files that clients have locked, at most. Connections have shares of them.
 pub const LOCKS_MAX: usize = 65_536;
+
+/// Ranges of each of these bounds that a connection may have while any is free.
+const RESERVED: usize = 8;
 
 /// What a lock keeps others from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,26 +130,60 @@ pub(crate) struct LockCounts(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    by_file: HashMap<Handle, usize>,
+    all: Count,
+    by_file: HashMap<Handle, Count>,
+}
+
+/// Ranges that connections have.
+#[derive(Debug, Default)]
+struct Count {
     total: usize,
+    /// By the number of the connection's account. None is 0.
+    own: HashMap<u64, usize>,
+}
+
+impl Count {
+    /// True if a connection may have `more` ranges. Beyond [`RESERVED`] it gets one more while it has fewer than are free of the first
+    /// half of all: a few connections leave the second half to others.
+    fn is_free(&self, account: u64, more: usize, max: usize) -> bool {
+        let own = self.own.get(&account).copied().unwrap_or_default();
+        // Before the last of them.
+        let (own, total) = (own + more - 1, self.total + more - 1);
+        total < max && (own < RESERVED || own + total < max / 2)
+    }
+
+    fn change(&mut self, account: u64, before: usize, after: usize) {
+        self.total = self.total - before + after;
+        let own = self.own.entry(account).or_default();
+        *own = *own - before + after;
+        if *own == 0 {
+            self.own.remove(&account);
+        }
+    }
 }
 
 impl LockCounts {
-    /// Changes the ranges of a file from one number to another. False: they would be too many.
-    pub(crate) fn change(&self, file: &Handle, before: usize, after: usize) -> bool {
+    /// Changes the ranges of a file that a connection has, by the number of its account, from one number to another. False: they would
+    /// be too many.
+    pub(crate) fn change(&self, file: &Handle, account: u64, before: usize, after: usize) -> bool {
         if before == after {
             return true;
         }
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let total = counts.total - before + after;
-        let of_file = counts.by_file.get(file).copied().unwrap_or_default() - before + after;
-        if after > before && (of_file > LOCKS_OF_FILE_MAX || total > LOCKS_MAX) {
-            return false;
+        let Counts { all, by_file } = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if after > before {
+            let more = after - before;
+            let of_file = by_file.get(file);
+            if !all.is_free(account, more, LOCKS_MAX)
+                || of_file.is_some_and(|of_file| !of_file.is_free(account, more, LOCKS_OF_FILE_MAX))
+            {
+                return false;
+            }
         }
-        counts.total = total;
-        match of_file {
-            0 => drop(counts.by_file.remove(file)),
-            _ => drop(counts.by_file.insert(file.clone(), of_file)),
+        all.change(account, before, after);
+        let of_file = by_file.entry(file.clone()).or_default();
+        of_file.change(account, before, after);
+        if of_file.total == 0 {
+            by_file.remove(file);
         }
         true
     }
@@ -158,7 +195,8 @@ impl Fs {
     /// # Errors
     ///
     /// [`ErrorKind::BadMode`]: the file is not open for what the lock is for. [`ErrorKind::Invalid`]: there is no such range. ENOLCK:
-    /// there would be more locked ranges than [`LOCKS_OF_OPEN_MAX`], [`LOCKS_OF_FILE_MAX`] or [`LOCKS_MAX`].
+    /// there would be more locked ranges than [`LOCKS_OF_OPEN_MAX`], or than the connection's share of [`LOCKS_OF_FILE_MAX`] or
+    /// [`LOCKS_MAX`].
     pub fn lock_open(
         &self,
         lane: &Lane,
@@ -168,18 +206,18 @@ impl Fs {
     ) -> Result<bool, FsError> {
         lane.check()?;
         let raw = range.raw(kind.map_or(sys::LOCK_NONE, LockKind::raw))?;
-        let (descriptor, mut ranges, counts) = file.locks()?;
+        let (descriptor, mut ranges, locks) = file.locks()?;
         let change = ranges.change(range.bytes(), kind);
         let (before, gone, new) = (ranges.len(), change.0.len(), change.1.iter().flatten().count());
         let after = before - gone + new;
         // Counted before the kernel has more of them, and after it has fewer.
         let most = before.max(after);
-        if most > before && (most > LOCKS_OF_OPEN_MAX || !counts.change(file.handle(), before, most)) {
+        if most > before && (most > LOCKS_OF_OPEN_MAX || !locks.count(before, most)) {
             return Err(Errno::NOLCK.into());
         }
         let result = sys::try_lock(descriptor, raw);
         let is_done = matches!(result, Ok(true));
-        counts.change(file.handle(), most, if is_done { after } else { before });
+        locks.count(most, if is_done { after } else { before });
         if is_done {
             ranges.apply(change);
         }
@@ -265,19 +303,47 @@ mod tests {
         }
     }
 
+    fn file(number: u8) -> Handle {
+        Handle::new(1, &Key([3; 16]), &KernelHandle::new(1, &[number; 8]).unwrap()).unwrap()
+    }
+
+    /// Locks as many ranges of a file as the connection gets.
+    fn take_all(counts: &LockCounts, file: &Handle, account: u64) -> usize {
+        (0..).take_while(|count| counts.change(file, account, *count, count + 1)).count()
+    }
+
     #[test]
-    fn the_ranges_of_a_file_and_of_all_are_bounded() {
-        let file = |number: u8| Handle::new(1, &Key([3; 16]), &KernelHandle::new(1, &[number; 8]).unwrap()).unwrap();
+    fn connections_that_lock_all_they_can_leave_ranges_of_a_file_to_others() {
         let counts = LockCounts::default();
-        assert!(counts.change(&file(0), 0, LOCKS_OF_FILE_MAX));
-        assert!(!counts.change(&file(0), 0, 1));
-        let files = (LOCKS_MAX / LOCKS_OF_FILE_MAX) as u8;
-        assert!((1..files).all(|number| counts.change(&file(number), 0, LOCKS_OF_FILE_MAX)));
-        assert!(!counts.change(&file(files), 0, 1));
-        assert!(counts.change(&file(0), LOCKS_OF_FILE_MAX, 1));
-        assert!(counts.change(&file(files), 0, 1));
-        assert!((1..files).all(|number| counts.change(&file(number), LOCKS_OF_FILE_MAX, 0)));
-        assert_eq!(counts.0.lock().unwrap().by_file.len(), 2);
-        assert_eq!(counts.0.lock().unwrap().total, 2);
+        let taken: Vec<usize> = (0..600).map(|account| take_all(&counts, &file(0), account)).collect();
+        // Each gets half of what is free of the first half, and eight of the rest.
+        assert_eq!(taken[..6], [2048, 1024, 512, 256, 128, 64]);
+        assert!(taken[..500].iter().all(|count| *count >= 8));
+        assert_eq!(taken.iter().sum::<usize>(), LOCKS_OF_FILE_MAX);
+        assert_eq!(taken[599], 0);
+        // Neither one range more nor one that becomes three.
+        assert!(counts.change(&file(0), 0, 2048, 2047) && counts.change(&file(0), 599, 0, 1));
+        assert!(!counts.change(&file(0), 599, 1, 2) && counts.change(&file(1), 599, 0, 1));
+    }
+
+    #[test]
+    fn connections_that_lock_all_they_can_leave_ranges_of_all_files_to_others() {
+        let counts = LockCounts::default();
+        let of_files = |account| (0..40).map(|number| take_all(&counts, &file(number), account)).collect::<Vec<_>>();
+        let taken: Vec<Vec<usize>> = (0..6000).map(of_files).collect();
+        let sums: Vec<usize> = taken.iter().map(|of_files| of_files.iter().sum()).collect();
+        assert_eq!(sums[..5], [16_384, 8192, 4096, 2048, 1024]);
+        assert!(sums[..4000].iter().all(|sum| *sum >= 8));
+        assert_eq!((sums.iter().sum(), sums[5999]), (LOCKS_MAX, 0));
+        // What is given back is free.
+        for (account, of_files) in (0..).zip(&taken) {
+            for (number, count) in (0..).zip(of_files) {
+                assert!(counts.change(&file(number), account, *count, 0));
+            }
+        }
+        assert_eq!(take_all(&counts, &file(0), 6000), 2048);
+        assert!(counts.change(&file(0), 6000, 2048, 0));
+        let counts = counts.0.lock().unwrap();
+        assert!(counts.by_file.is_empty() && counts.all.own.is_empty() && counts.all.total == 0);
     }
 }

@@ -91,22 +91,32 @@ struct Descriptor {
 
 /// The locks of an open file.
 #[derive(Debug)]
-struct Locks {
+pub(super) struct Locks {
     ranges: Mutex<LockedRanges>,
     handle: Handle,
+    /// The connection for which the file is open.
+    account: Account,
     all: Arc<OpenFiles>,
+}
+
+impl Locks {
+    /// Changes the number of the ranges. False: the connection may not have so many.
+    pub(super) fn count(&self, before: usize, after: usize) -> bool {
+        self.all.locks.change(&self.handle, self.account.number(), before, after)
+    }
 }
 
 impl Drop for Locks {
     fn drop(&mut self) {
-        let ranges = self.ranges.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.all.locks.change(&self.handle, ranges.len(), 0);
+        let count = self.ranges.get_mut().unwrap_or_else(PoisonError::into_inner).len();
+        self.count(count, 0);
     }
 }
 
 impl Descriptor {
     fn new(file: OwnedFd, handle: &Handle, slot: Slot, all: &Arc<OpenFiles>) -> Self {
-        let locks = Locks { ranges: Mutex::default(), handle: handle.clone(), all: Arc::clone(all) };
+        let (ranges, account) = (Mutex::default(), slot.account().clone());
+        let locks = Locks { ranges, handle: handle.clone(), account, all: Arc::clone(all) };
         Self { file, locks, _slot: slot }
     }
 }
@@ -169,10 +179,10 @@ impl OpenFile {
         self.0.file()
     }
 
-    /// The file, its locked ranges for as long as no other call locks, and those of all.
-    pub(super) fn locks(&self) -> Result<(&OwnedFd, MutexGuard<'_, LockedRanges>, &LockCounts), FsError> {
+    /// The file, its locked ranges for as long as no other call locks, and their count.
+    pub(super) fn locks(&self) -> Result<(&OwnedFd, MutexGuard<'_, LockedRanges>, &Locks), FsError> {
         let Descriptor { file, locks, .. } = self.0.file.as_ref().ok_or(Errno::BADF)?;
-        Ok((file, locks.ranges.lock().unwrap_or_else(PoisonError::into_inner), &locks.all.locks))
+        Ok((file, locks.ranges.lock().unwrap_or_else(PoisonError::into_inner), locks))
     }
 
     /// Memory that its locked ranges take.

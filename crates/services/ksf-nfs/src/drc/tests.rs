@@ -132,11 +132,32 @@ fn a_client_that_sends_much_does_not_push_out_the_replies_to_others() {
     for key in &keys {
         is_replay(&drc.begin(*key, &origin, true, 0, 1), 1, b"quiet");
     }
-    // Nor do its requests that are under way take all there is.
-    let begun = |client: ClientAddress, xid| drc.begin(drc.key(client, &call(xid, b"hang")), &origin, true, 0, 0);
-    let hanging: Vec<_> = (0..20_000).map(|xid| begun(client(), xid)).collect();
-    assert!(hanging.iter().any(|begun| matches!(begun, Begun::Full(_))));
-    assert!((0..1000).all(|xid| matches!(begun(quiet, xid), Begun::Started(..))));
+}
+
+#[test]
+fn requests_under_way_neither_keep_others_from_beginning_nor_push_out_replies() {
+    let drc = Drc::new(DrcLimits::default());
+    let origin = Origin::new();
+    let address = |number| ClientAddress::of_stream(SocketAddr::new([192, 0, 2, number].into(), 700));
+    let begin = |client, xid| drc.begin(drc.key(client, &call(xid, b"hang")), &origin, true, 0, xid);
+    started(begin(address(1), 0)).end(b"kept", 0);
+    let hanging: Vec<_> =
+        (1..20_000).flat_map(|xid| [2, 3].map(|number| started(begin(address(number), xid)))).collect();
+    let others: Vec<_> = (1..1000).map(|xid| started(begin(address(4), xid))).collect();
+    is_replay(&begin(address(1), 0), 0, b"kept");
+    // Each is found again.
+    assert!((1..20_000).all(|xid| matches!(begin(address(2), xid), Begun::Waits)));
+    assert_eq!(drc.sizes().under_way, hanging.len() + others.len());
+    // When they have ended, the bounds of replies hold.
+    for ticket in hanging.into_iter().chain(others) {
+        ticket.end(b"done", 0);
+    }
+    let (sizes, limits) = (drc.sizes(), DrcLimits::default());
+    assert!(
+        sizes.under_way == 0 && sizes.entries <= limits.entries_max && sizes.bytes <= limits.bytes_max,
+        "{sizes:?}"
+    );
+    is_replay(&begin(address(1), 0), 0, b"kept");
 }
 
 #[test]
@@ -213,21 +234,13 @@ fn old_replies_go_and_what_is_under_way_stays() {
     let drc = Drc::new(limits);
     let origin = Origin::new();
     let keys: Vec<RequestKey> = (0..1000).map(|xid| drc.key(client(), &call(xid, b"args"))).collect();
-    // One entry in each part: further ones are refused, and none is given up.
-    let tickets: Vec<_> = keys
-        .iter()
-        .filter_map(|key| match drc.begin(*key, &origin, true, 0, 0) {
-            Begun::Started(ticket, _) => Some(ticket),
-            Begun::Full(_) => None,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(tickets.len(), STRIPES);
-    assert_eq!(drc.sizes().under_way, STRIPES);
+    // None that is under way is refused or given up, and one reply in each part stays.
+    let tickets: Vec<_> = keys.iter().map(|key| started(drc.begin(*key, &origin, true, 0, 0))).collect();
+    assert_eq!(drc.sizes(), DrcSizes { entries: 1000, under_way: 1000, bytes: 1000 * ENTRY_BYTES });
     for ticket in tickets {
         ticket.end(&[0; 100], 0);
     }
-    assert_eq!(drc.sizes().bytes, limits.bytes_max);
+    assert_eq!(drc.sizes(), DrcSizes { entries: STRIPES, under_way: 0, bytes: limits.bytes_max });
     // Replies make room, and too long ones do not stay.
     for key in &keys[500..] {
         if let Begun::Started(ticket, _) = drc.begin(*key, &origin, true, 500, 0) {
