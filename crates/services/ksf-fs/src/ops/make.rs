@@ -94,8 +94,9 @@ impl Fs {
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..TRIES {
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let made =
-                self.with_room(|| rustix::fs::openat2(folder, name, flags, Permissions::from_raw_mode(mode), INSIDE));
+            let made = self.with_room(place.export, || {
+                rustix::fs::openat2(folder, name, flags, Permissions::from_raw_mode(mode), INSIDE)
+            });
             match made {
                 Ok(file) => {
                     if let Err(error) = self.dress_file(place, &file, &attr, mode, how) {
@@ -108,7 +109,7 @@ impl Fs {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
-            match self.open_name(folder, name) {
+            match self.open_name(place.export, folder, name) {
                 Ok(object) if is_taken(place.export, &object, how)? => {
                     return Ok(Made { object, mode: Mode::Path, is_new: false });
                 }
@@ -244,21 +245,21 @@ impl Fs {
 
     /// Gives an object that is no folder another name, in the same export.
     pub fn link(&self, lane: &mut Lane, credential: &Credential, file: &Handle, dir: &Handle, name: &[u8]) -> Linked {
+        if file.export_id() != dir.export_id() {
+            // The disk of the other export may hang.
+            return Linked { file: None, dir: Wcc::default(), result: Err(ErrorKind::CrossesDevice.into()) };
+        }
         let node = match self.node(lane, file) {
             Ok(node) => node,
             Err(error) => return Linked { file: None, dir: Wcc::default(), result: Err(error) },
         };
         let changing = self.attrs.changing(file);
-        let is_same_export = file.export_id() == dir.export_id();
         let changed = self.change_folder(
             lane,
             credential,
             dir,
             entry_name(name, ErrorKind::Exists),
             |place| {
-                if !is_same_export {
-                    return Err(ErrorKind::CrossesDevice.into());
-                }
                 // By its name in /proc: to link what is open takes CAP_DAC_READ_SEARCH, which callers lack.
                 let old = process_name(&node.descriptor);
                 let (folder, new) = (&*place.folder, place.name.as_c_str());
@@ -289,7 +290,7 @@ impl Fs {
             check(attr)?;
             make(place)?;
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let dressed = self.open_name(folder, name).and_then(|object| {
+            let dressed = self.open_name(place.export, folder, name).and_then(|object| {
                 // Other calls may know it by its name already.
                 let _changing = self.changing_object(place.export, &object);
                 dress(place, &object)?;
