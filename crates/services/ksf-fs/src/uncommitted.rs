@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, Result};
@@ -112,6 +112,8 @@ struct File {
     verifier: Verifier,
     /// Time of its entry here, in seconds since the start.
     since: u64,
+    /// It was returned to be synced for its age, and no sync of it has begun since.
+    is_due: AtomicBool,
     writes: Mutex<Writes>,
     /// Held during a sync; the next holder may find that nothing is left to sync.
     synced: Mutex<Synced>,
@@ -218,6 +220,7 @@ impl Uncommitted {
                     descriptor: Arc::clone(descriptor),
                     verifier: verifier.clone(),
                     since: self.seconds.load(Ordering::Relaxed),
+                    is_due: AtomicBool::new(false),
                     writes: Mutex::default(),
                     synced: Mutex::default(),
                 });
@@ -254,6 +257,7 @@ impl Uncommitted {
         written: &Written,
         sync: impl Fn(&OwnedFd) -> Result<()>,
     ) -> Result<()> {
+        written.file.is_due.store(false, Ordering::Relaxed);
         let synced = self.sync_file(written, sync);
         self.drop_clean(handle, &written.file);
         synced
@@ -285,13 +289,14 @@ impl Uncommitted {
         drop(gone);
     }
 
-    /// Called once a second: returns old files for the caller to sync. Makes no system call.
+    /// Called once a second: returns old files for the caller to sync, each once until that begins: a disk may hang for long. Makes no
+    /// system call.
     pub(crate) fn age(&self) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         // Every `AGE_SECONDS` only: a sync may be slow.
         let is_old = |file: &File| now > file.since && (now - file.since).is_multiple_of(AGE_SECONDS);
         let files = lock(&self.files);
-        let old = files.known.iter().filter(|(_, file)| is_old(file));
+        let old = files.known.iter().filter(|(_, file)| is_old(file) && !file.is_due.swap(true, Ordering::Relaxed));
         old.map(|(handle, file)| (handle.clone(), Written::now(Arc::clone(file)))).collect()
     }
 
@@ -523,6 +528,7 @@ mod tests {
         let across = writing(&uncommitted, &handle(1), &fd, &verifier);
         let due = uncommitted.age();
         assert_eq!(due[0].0, handle(1));
+        assert_eq!((0..2 * AGE_SECONDS).flat_map(|_| uncommitted.age()).count(), 0, "no sync has begun");
         assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));
         assert_eq!((due.len(), uncommitted.len()), (1, 1), "a write is under way");
         drop(across);
