@@ -9,8 +9,8 @@ use crate::layer::Fs;
 /// How often the file layer is told that a second has passed.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// A thread that tells the file layer each second ([`Fs::close_idle`]), and leaves the syncs that are due to the lanes. It ends when
-/// this is dropped, which does not wait for it: a disk may hang.
+/// A thread that tells the file layer each second ([`Fs::close_idle`]), and leaves the syncs that are due to the lanes. It serves all
+/// exports, so it calls no file system: a disk may hang. It ends when this is dropped, which does not wait for it.
 #[derive(Debug)]
 pub struct FsClock(Arc<(Mutex<bool>, Condvar)>);
 
@@ -30,7 +30,7 @@ impl FsClock {
                 let woken = told.wait_timeout(is_ended, EVERY).unwrap_or_else(PoisonError::into_inner);
                 is_ended = woken.0;
                 if woken.1.timed_out() {
-                    // Without the lock: this may wait for a disk.
+                    // Without the lock: dropping the last of the lanes waits for their jobs.
                     drop(is_ended);
                     let owed = fs.close_idle();
                     if let Some(lanes) = lanes.upgrade() {

@@ -3,12 +3,16 @@
 //! A descriptor names an inode, as a handle does, so renames do not matter to it; whether the inode still has a name is asked of
 //! the kernel with each use (`stx_nlink`). What may be done with it is asked, too, for each caller: descriptors are opened as the
 //! server, so that callers share them.
+//!
+//! Exports share the bound, and none waits for the disk of another: an object that gives way to one of another export is closed by a
+//! thread of its own ([`Closing`]). An export of which too many wait there keeps its objects, and those of others give way.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::attr::Time;
+use crate::closing::{Closing, Passed, WAITING_MAX};
 use crate::handle::Handle;
 use crate::lru::Lru;
 use crate::ops::Access;
@@ -17,10 +21,10 @@ use crate::rights::{Question, Rights, Who};
 /// Parts of the cache, each with its own lock.
 const PARTS: usize = 16;
 
-/// How long a descriptor for writing is kept, in looks for idle ones: a file that is open for writing cannot be executed.
-const WRITABLE_SECONDS: u8 = 2;
-/// Looks between two that close what was not used.
-const IDLE_SECONDS: u64 = 10;
+/// How long a descriptor for writing is kept: a file that is open for writing cannot be executed.
+const WRITABLE_SECONDS: u64 = 2;
+/// Share of the bound for what waits to be closed, of all exports together.
+const WAITING_SHARE: usize = 8;
 
 /// What a descriptor was opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +45,8 @@ struct Open {
     entries: Option<OwnedFd>,
     /// Used since the last look for idle ones.
     is_used: bool,
-    /// Looks since that for writing was opened.
-    writable_seconds: u8,
+    /// Time since that for writing was opened.
+    writable_seconds: u64,
     /// What callers may do with the object, as far as the kernel was asked.
     rights: Rights,
 }
@@ -59,7 +63,7 @@ impl Open {
     }
 }
 
-/// What the cache has let go. Dropping it closes descriptors, which may wait for a disk.
+/// What the cache has let go of one export. Dropping it closes descriptors, which may wait for the disk.
 #[derive(Debug, Default)]
 #[must_use = "dropping it may wait for a disk"]
 pub(crate) struct Gone {
@@ -88,29 +92,57 @@ struct Part {
     count: usize,
 }
 
+/// The exports, which share the bound.
+#[derive(Debug)]
+struct Exports {
+    part_max: usize,
+    /// By the id of the export.
+    closing: Vec<(u32, Arc<Closing>)>,
+}
+
+impl Exports {
+    fn closing_of(&self, handle: &Handle) -> Option<&Closing> {
+        let id = handle.export_id();
+        self.closing.iter().find(|(export_id, _)| *export_id == id).map(|(_, closing)| &**closing)
+    }
+}
+
 /// The cache, bounded in descriptors.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     parts: [Mutex<Part>; PARTS],
-    part_max: usize,
-    /// Looks for idle ones.
-    seconds: AtomicU64,
+    max: usize,
+    exports: RwLock<Exports>,
     pub(crate) hits: AtomicU64,
     pub(crate) misses: AtomicU64,
     pub(crate) evicted: AtomicU64,
 }
 
 impl Descriptors {
-    /// For at most `descriptors_max`, but 16.
+    /// For at most `descriptors_max`, with those that wait to be closed, but 16 and one of each export.
     pub(crate) fn new(descriptors_max: usize) -> Self {
         Self {
             parts: Default::default(),
-            part_max: (descriptors_max / PARTS).max(1),
-            seconds: AtomicU64::new(0),
+            max: descriptors_max,
+            exports: RwLock::new(Exports { part_max: (descriptors_max / PARTS).max(1), closing: Vec::new() }),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
         }
+    }
+
+    /// Adds an export, and divides the bound anew.
+    pub(crate) fn add_export(&self, export_id: u32, closing: &Arc<Closing>) {
+        let mut exports = self.exports.write().unwrap_or_else(PoisonError::into_inner);
+        exports.closing.push((export_id, Arc::clone(closing)));
+        let count = exports.closing.len();
+        let waiting_max = (self.max / WAITING_SHARE / count).clamp(1, WAITING_MAX);
+        exports.closing.iter().for_each(|(_, closing)| closing.set_max(waiting_max));
+        exports.part_max = (self.max.saturating_sub(count * waiting_max) / PARTS).max(1);
+    }
+
+    fn exports(&self) -> RwLockReadGuard<'_, Exports> {
+        self.exports.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn part(&self, handle: &Handle) -> MutexGuard<'_, Part> {
@@ -147,7 +179,8 @@ impl Descriptors {
         Some(found)
     }
 
-    /// Keeps a descriptor. The one before of the same mode, and what has no room any more, is closed with what is returned.
+    /// Keeps a descriptor. The one before of the same mode, and what of the same export has no room any more, is closed with what is
+    /// returned.
     pub(crate) fn put(&self, handle: &Handle, mode: Mode, descriptor: &Arc<OwnedFd>) -> Gone {
         let mut before = None;
         let gone = self.change(handle, |open| {
@@ -196,7 +229,8 @@ impl Descriptors {
 
     /// Changes the entry of an object, and lets the oldest objects go for it: outside of the lock, closing may wait for a disk.
     fn change(&self, handle: &Handle, change: impl FnOnce(&mut Open)) -> Gone {
-        let mut gone = Vec::new();
+        let mut gone = Gone::default();
+        let exports = self.exports();
         let mut part = self.part(handle);
         if part.objects.get(handle).is_none() {
             part.objects.insert(handle.clone(), Open::default());
@@ -208,14 +242,37 @@ impl Descriptors {
             let after = open.count();
             part.count = part.count + after - before;
         }
-        while part.count > self.part_max && part.objects.len() > 1 {
-            let Some((_, oldest)) = part.objects.pop_oldest() else { break };
-            part.count -= oldest.count();
-            gone.push(oldest);
+        while part.count > exports.part_max && part.objects.len() > 1 {
+            let is_gone = self.evict(&exports, &mut part, handle.export_id(), Some(handle), &mut gone);
+            // None of the others may go: this one is not kept.
+            if !is_gone && !self.evict(&exports, &mut part, handle.export_id(), None, &mut gone) {
+                break;
+            }
         }
         drop(part);
-        self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
-        Gone { descriptor: None, objects: gone }
+        gone
+    }
+
+    /// Lets the oldest object go that may, but not `kept`: one of this export into `gone`, another to the thread of its own. False: there
+    /// is none.
+    fn evict(
+        &self,
+        exports: &Exports,
+        part: &mut Part,
+        export_id: u32,
+        kept: Option<&Handle>,
+        gone: &mut Gone,
+    ) -> bool {
+        let other = |handle: &Handle| exports.closing_of(handle).filter(|_| handle.export_id() != export_id);
+        let may_go = |handle: &Handle| Some(handle) != kept && other(handle).is_none_or(Closing::has_room);
+        let Some((handle, oldest)) = part.objects.pop_oldest_if(may_go) else { return false };
+        part.count -= oldest.count();
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        match other(&handle) {
+            Some(closing) => closing.add(Gone { descriptor: None, objects: vec![oldest] }),
+            None => gone.objects.push(oldest),
+        }
+        true
     }
 
     /// Closes those of an object that has lost a name, or is gone.
@@ -240,38 +297,47 @@ impl Descriptors {
         drop(closed);
     }
 
-    /// Lets a quarter of each part go: the process has no descriptors left.
-    pub(crate) fn make_room(&self) {
+    /// Lets a quarter of each part go, for a lane of this export: the process has no descriptors left.
+    pub(crate) fn make_room(&self, export_id: u32) {
+        let (exports, mut all) = (self.exports(), Vec::new());
         for at in 0..PARTS {
-            let mut gone = Vec::new();
+            let mut gone = Gone::default();
             let mut part = self.lock(at);
             for _ in 0..part.objects.len().div_ceil(4) {
-                let Some((_, oldest)) = part.objects.pop_oldest() else { break };
-                part.count -= oldest.count();
-                gone.push(oldest);
+                self.evict(&exports, &mut part, export_id, None, &mut gone);
             }
             drop(part);
-            self.evicted.fetch_add(gone.len() as u64, Ordering::Relaxed);
+            all.push(gone);
         }
+        exports.closing.iter().for_each(|(_, closing)| closing.flush());
+        // Without a lock.
+        drop(exports);
+        drop(all);
     }
 
-    /// To be called once a second. Closes those for writing that are open for two, whoever uses them, and at each tenth call
-    /// those that were not used since the tenth before: a file that a local program removed keeps its space until then.
-    pub(crate) fn close_idle(&self) {
-        let is_tenth = self.seconds.fetch_add(1, Ordering::Relaxed) % IDLE_SECONDS == IDLE_SECONDS - 1;
+    /// Closes those of an export for writing that are open for two seconds, whoever uses them, and at each look those that were not
+    /// used since the look before: a file that a local program removed keeps its space until then. To be called by a thread of the
+    /// export.
+    pub(crate) fn close_idle(&self, export_id: u32, passed: Passed) {
+        let (seconds, looks) = (passed.seconds(), passed.looks());
         for at in 0..PARTS {
             let mut closed = Vec::new();
             let mut part = self.lock(at);
-            let gone = part.objects.take_if(|_, open| {
-                open.writable_seconds = open.writable_seconds.saturating_add(1);
+            let gone = part.objects.take_if(|handle, open| {
+                if handle.export_id() != export_id {
+                    return false;
+                }
+                open.writable_seconds = open.writable_seconds.saturating_add(seconds);
                 if open.writable_seconds >= WRITABLE_SECONDS {
                     closed.extend(open.modes[Mode::Write as usize].take());
                 }
-                open.count() == 0 || is_tenth && !std::mem::take(&mut open.is_used)
+                open.count() == 0 || looks > 1 || looks == 1 && !std::mem::take(&mut open.is_used)
             });
-            part.count -= closed.len() + gone.iter().map(Open::count).sum::<usize>();
             drop(part);
+            let count = closed.len() + gone.iter().map(Open::count).sum::<usize>();
             drop((closed, gone));
+            // They count until they are closed.
+            self.lock(at).count -= count;
         }
     }
 
@@ -324,7 +390,7 @@ mod tests {
             assert!(cache.count() <= 64);
         }
         assert_eq!(Arc::strong_count(&shared), 1 + cache.count());
-        cache.make_room();
+        cache.make_room(1);
         assert!(cache.count() < 64);
     }
 
@@ -345,12 +411,15 @@ mod tests {
         let (one, two) = (descriptor(), descriptor());
         drop(cache.put(&handle(1), Mode::Read, &one));
         drop(cache.put(&handle(2), Mode::Read, &two));
-        let passes = |seconds| (0..seconds).for_each(|_| cache.close_idle());
-        passes(IDLE_SECONDS);
+        let pass = |before| cache.close_idle(1, Passed { before, now: before + 1 });
+        (0..10).for_each(pass);
         assert_eq!(cache.count(), 2, "used before the first look");
         assert!(cache.get(&handle(2), Mode::Read).is_some());
-        passes(IDLE_SECONDS);
+        (10..20).for_each(pass);
         assert_eq!((Arc::strong_count(&one), Arc::strong_count(&two)), (1, 2));
+        // The thread was busy for two looks.
+        cache.close_idle(1, Passed { before: 20, now: 40 });
+        assert_eq!((cache.count(), Arc::strong_count(&two)), (0, 1));
     }
 
     #[test]
@@ -360,9 +429,9 @@ mod tests {
         drop(cache.put(&handle(1), Mode::Read, &read));
         drop(cache.put(&handle(1), Mode::Write, &write));
         drop(cache.put(&handle(2), Mode::Write, &write));
-        cache.close_idle();
+        cache.close_idle(1, Passed { before: 0, now: 1 });
         assert!(cache.get(&handle(1), Mode::Write).is_some());
-        cache.close_idle();
+        cache.close_idle(1, Passed { before: 1, now: 2 });
         assert_eq!((cache.count(), Arc::strong_count(&write)), (1, 1));
         drop(cache.put(&handle(1), Mode::Write, &write));
         cache.close_writable(&handle(1));

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use const_siphasher::sip128::SipHasher24;
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
@@ -218,7 +219,7 @@ pub struct Export {
     pub(crate) access_times: AccessTimes,
     /// Most bytes that the kernel reads ahead of a read, twice: the next window begins inside of the last one. `None`: not known.
     pub(crate) ahead_bytes: Option<u64>,
-    pub(crate) closing: Closing,
+    pub(crate) closing: Arc<Closing>,
     /// `None`: the kernel opens handles.
     pub(crate) table: Option<Table>,
     pub(crate) verifier: Verifier,
@@ -270,7 +271,7 @@ impl Export {
         path: &Path,
         state: &Path,
         options: ExportOptions,
-        before: &[std::sync::Arc<Export>],
+        before: &[Arc<Export>],
         table_entries_max: usize,
         verifier: Verifier,
     ) -> Result<Self, ExportError> {
@@ -325,7 +326,7 @@ impl Export {
         let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
         let measured = if options.read_only { None } else { measured_file_size_max(&root_descriptor) };
         let file_size_max = measured.unwrap_or_else(|| greatest_file_size_max(kind, block_bytes));
-        let closer = Closer::start().map_err(io_error("start the thread that closes files"))?;
+        let closer = Closer::start().map_err(io_error("start the threads that close files"))?;
         Ok(Self {
             path,
             id,
@@ -341,7 +342,7 @@ impl Export {
             file_size_max,
             access_times,
             ahead_bytes: ahead_bytes(kind, device),
-            closing: Closing::new(closer),
+            closing: Arc::new(Closing::new(closer)),
             table,
             verifier,
         })

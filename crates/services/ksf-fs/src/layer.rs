@@ -46,7 +46,8 @@ pub(crate) const OBJECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFl
 /// The bounds of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsOptions {
-    /// Descriptors that are kept open between calls; at most half of what the process may open (RLIMIT_NOFILE). Default 4096.
+    /// Descriptors that are kept open between calls, with those that wait to be closed; at most half of what the process may open
+    /// (RLIMIT_NOFILE). Default 4096.
     pub descriptors_max: usize,
     /// Objects whose place is known where the kernel opens no handles, for each export; about 250 bytes each. Default 262,144.
     pub table_entries_max: usize,
@@ -113,10 +114,10 @@ pub struct Fs {
     table_entries_max: usize,
     attr_entries_max: usize,
     pub(crate) attrs: AttrCache,
-    pub(crate) descriptors: Descriptors,
+    pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) handles: HandleCache,
     pub(crate) groups: Groups,
-    pub(crate) uncommitted: Uncommitted,
+    pub(crate) uncommitted: Arc<Uncommitted>,
     pub(crate) open_files: Arc<OpenFiles>,
     /// Random at the start of the server.
     first_verifier: u64,
@@ -170,10 +171,10 @@ impl Fs {
             table_entries_max: options.table_entries_max,
             attr_entries_max: options.attr_entries_max,
             attrs: AttrCache::default(),
-            descriptors: Descriptors::new(options.descriptors_max.min(open_max / 2)),
+            descriptors: Arc::new(Descriptors::new(options.descriptors_max.min(open_max / 2))),
             handles: HandleCache::default(),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Uncommitted::new(options.uncommitted_files_max.min(open_max / 4)),
+            uncommitted: Arc::new(Uncommitted::new(options.uncommitted_files_max.min(open_max / 4))),
             open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
             first_verifier: u64::from_be_bytes(verifier),
             locks: Vec::new(),
@@ -206,6 +207,7 @@ impl Fs {
             self.table_entries_max,
             Verifier::new(self.first_verifier),
         )?);
+        self.descriptors.add_export(export.id(), &export.closing);
         if export.options().manage_gids {
             let what = "start the thread that looks groups up";
             self.groups.start().map_err(|error| ExportError::Io { path: path.to_owned(), what, error })?;
@@ -247,21 +249,27 @@ impl Fs {
         handle.ok_or_else(|| ErrorKind::BadHandle.into())
     }
 
-    /// To be called once a second. Closes what is open for writing for two seconds, since nobody executes such a file, and what was
-    /// not used for ten: a file that a local program removed keeps its space on the medium while it is open here.
+    /// To be called once a second; calls no file system. Has a thread of each export close what is open for writing for two seconds,
+    /// since nobody executes such a file, and what was not used for ten: a file that a local program removed keeps its space on the
+    /// medium while it is open here. The thread also forgets files with uncommitted data that have no name any more.
     ///
-    /// Files with data that nobody committed for 30 seconds are returned to be brought to the medium ([`Lanes::settle`]), and those
-    /// that have no name any more are forgotten.
+    /// Files with data that nobody committed for 30 seconds are returned to be brought to the medium ([`Lanes::settle`]).
     ///
     /// [`Lanes::settle`]: crate::Lanes::settle
     pub fn close_idle(&self) -> Owed {
         self.groups.expire(Instant::now());
-        self.descriptors.close_idle();
         self.handles.expire();
         for export in &self.exports {
-            drop(export.closing.take());
+            let (id, descriptors, uncommitted) =
+                (export.id(), Arc::clone(&self.descriptors), Arc::clone(&self.uncommitted));
+            export.closing.tick(move |passed| {
+                descriptors.close_idle(id, passed);
+                if passed.looks() > 0 {
+                    uncommitted.forget_gone(id, has_no_name);
+                }
+            });
         }
-        let due = self.uncommitted.age(has_no_name).into_iter();
+        let due = self.uncommitted.age().into_iter();
         let others = due.map(|(handle, written)| Debt { handle, what: What::Written(written) }).collect();
         Owed { others, ..Owed::default() }
     }
@@ -418,7 +426,7 @@ impl Fs {
     fn open_object(&self, export: &Export, handle: &Handle) -> Result<OwnedFd, FsError> {
         let Some(table) = &export.table else {
             let kernel = handle.kernel().ok_or(ErrorKind::BadHandle)?;
-            let opened = self.with_room(|| sys::open_by_handle(&export.root_descriptor, &kernel, OBJECT));
+            let opened = self.with_room(export, || sys::open_by_handle(&export.root_descriptor, &kernel, OBJECT));
             // What the file system gave once and does not know now is gone; some say so by other numbers.
             return opened.map_err(|errno| match errno {
                 Errno::NOENT | Errno::INVAL => ErrorKind::Stale.into(),
@@ -427,7 +435,7 @@ impl Fs {
         };
         let root = (export.root(), &export.root_descriptor);
         let is_it = |opened: &OwnedFd| Ok(export.handle_of(opened)? == *handle);
-        table.open(handle, root, |folder, name| self.open_name(folder, name), is_it)
+        table.open(handle, root, |folder, name| self.open_name(export, folder, name), is_it)
     }
 
     /// A descriptor for the bytes of a regular file, which is opened only for a caller that may use it: while a file is open for
@@ -469,24 +477,24 @@ impl Fs {
 
     fn open_content(&self, node: &Node, handle: &Handle, mode: Mode) -> Result<Arc<OwnedFd>, FsError> {
         let access = if mode == Mode::Write { OFlags::WRONLY } else { OFlags::RDONLY };
-        let descriptor = Arc::new(self.reopen(&node.descriptor, access)?);
+        let descriptor = Arc::new(self.reopen(self.export(handle)?, &node.descriptor, access)?);
         drop(self.descriptors.put(handle, mode, &descriptor));
         Ok(descriptor)
     }
 
     /// Opens what is open without its content, as the identity of now.
-    pub(crate) fn reopen(&self, object: &OwnedFd, access: OFlags) -> Result<OwnedFd, FsError> {
+    pub(crate) fn reopen(&self, export: &Export, object: &OwnedFd, access: OFlags) -> Result<OwnedFd, FsError> {
         let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let name = process_name(object);
-        let opened = self.with_room(|| rustix::fs::openat(&self.process, name.as_c_str(), flags, Permissions::empty()));
-        Ok(opened?)
+        let open = || rustix::fs::openat(&self.process, name.as_c_str(), flags, Permissions::empty());
+        Ok(self.with_room(export, open)?)
     }
 
-    /// Opens something, and once more with fewer other descriptors if there are none left.
-    pub(crate) fn with_room<T>(&self, open: impl Fn() -> SysResult<T>) -> SysResult<T> {
+    /// Opens something of an export, and once more with fewer other descriptors if there are none left.
+    pub(crate) fn with_room<T>(&self, export: &Export, open: impl Fn() -> SysResult<T>) -> SysResult<T> {
         match open() {
             Err(Errno::MFILE | Errno::NFILE) => {
-                self.descriptors.make_room();
+                self.descriptors.make_room(export.id());
                 open()
             }
             other => other,
@@ -494,8 +502,8 @@ impl Fs {
     }
 
     /// Opens a name in a folder, without its content. A link is opened itself.
-    pub(crate) fn open_name(&self, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
-        self.with_room(|| open_object(folder, name)).map_err(name_error)
+    pub(crate) fn open_name(&self, export: &Export, folder: &OwnedFd, name: &CStr) -> Result<OwnedFd, FsError> {
+        self.with_room(export, || open_object(folder, name)).map_err(name_error)
     }
 
     /// The handle and the attributes of an object that was just opened, which is kept open. `place`: the folder and the name.

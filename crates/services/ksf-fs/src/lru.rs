@@ -74,17 +74,27 @@ impl<K: Eq + Hash + Clone, V> Lru<K, V> {
 
     /// Removes the entry that was not used for longest.
     pub(crate) fn pop_oldest(&mut self) -> Option<(K, V)> {
-        let key = self.nodes.get(self.oldest)?.as_ref()?.key.clone();
+        self.pop_oldest_if(|_| true)
+    }
+
+    /// Removes the entry that was not used for longest of those with these keys.
+    pub(crate) fn pop_oldest_if(&mut self, goes: impl Fn(&K) -> bool) -> Option<(K, V)> {
+        let mut place = self.oldest;
+        let key = loop {
+            let node = self.nodes.get(place)?.as_ref()?;
+            if goes(&node.key) {
+                break node.key.clone();
+            }
+            place = node.newer;
+        };
         let value = self.remove(&key)?;
         Some((key, value))
     }
 
     /// Removes the entries that `goes` chooses.
     pub(crate) fn take_if(&mut self, mut goes: impl FnMut(&K, &mut V) -> bool) -> Vec<V> {
-        let chosen = self.nodes.iter_mut().flatten().filter_map(|node| {
-            let key = node.key.clone();
-            goes(&key, &mut node.value).then_some(key)
-        });
+        let choose = |node: &mut Node<K, V>| goes(&node.key, &mut node.value).then(|| node.key.clone());
+        let chosen = self.nodes.iter_mut().flatten().filter_map(choose);
         let chosen: Vec<K> = chosen.collect();
         chosen.iter().filter_map(|key| self.remove(key)).collect()
     }
@@ -124,7 +134,7 @@ mod tests {
     proptest! {
         /// The same as a list that is searched from its end.
         #[test]
-        fn it_is_a_list_in_the_order_of_use(steps in proptest::collection::vec((0_u8..5, 0_u8..6, any::<u16>()), 0..200)) {
+        fn it_is_a_list_in_the_order_of_use(steps in proptest::collection::vec((0_u8..6, 0_u8..6, any::<u16>()), 0..200)) {
             let mut lru = Lru::default();
             let mut list: Vec<(u8, u16)> = Vec::new();
             for (what, key, value) in steps {
@@ -150,6 +160,11 @@ mod tests {
                     3 => {
                         let oldest = (!list.is_empty()).then(|| list.remove(0));
                         prop_assert_eq!(lru.pop_oldest(), oldest);
+                    }
+                    4 => {
+                        let at = list.iter().position(|(known, _)| *known >= key);
+                        let oldest = at.map(|at| list.remove(at));
+                        prop_assert_eq!(lru.pop_oldest_if(|known| *known >= key), oldest);
                     }
                     _ => {
                         let mut gone = lru.take_if(|_, known| *known % 2 == value % 2);

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, Result};
@@ -20,8 +20,6 @@ use crate::shares::{Shares, Slot};
 
 /// Age in seconds at which data without a COMMIT is synced, so that its file can be closed.
 const AGE_SECONDS: u64 = 30;
-/// Seconds between two scans for removed files.
-const LOOK_SECONDS: u64 = 10;
 
 /// Write verifier of an export. It changes at each start of the server, and after each loss of data.
 #[derive(Clone, Debug)]
@@ -55,8 +53,12 @@ pub(crate) struct Uncommitted {
 #[derive(Debug, Default)]
 struct Files {
     known: HashMap<Handle, Arc<File>>,
-    /// Files with a slot, by the number of its account, in the order of their last use.
-    by_account: HashMap<u64, Lru<Handle, ()>>,
+    /// Files with a slot, by the number of its account and their export, in the order of their last use.
+    by_owner: HashMap<(u64, u32), Lru<Handle, ()>>,
+}
+
+fn owner(slot: &Slot, handle: &Handle) -> (u64, u32) {
+    (slot.account().number(), handle.export_id())
 }
 
 impl Files {
@@ -64,18 +66,19 @@ impl Files {
     fn get(&mut self, handle: &Handle) -> Option<Arc<File>> {
         let file = self.known.get(handle)?;
         if let Some(slot) = &file.slot
-            && let Some(files) = self.by_account.get_mut(&slot.account().number())
+            && let Some(files) = self.by_owner.get_mut(&owner(slot, handle))
         {
             files.get(handle);
         }
         Some(Arc::clone(file))
     }
 
-    /// Inserts a new file. Returns the oldest other one of its connection if slots are getting scarce for the connection.
+    /// Inserts a new file. Returns the oldest other one of its connection in the same export, whose disk alone the caller may wait for, if
+    /// slots are getting scarce for the connection.
     fn insert(&mut self, handle: &Handle, file: &Arc<File>) -> Option<(Handle, Arc<File>)> {
         self.known.insert(handle.clone(), Arc::clone(file));
         let slot = file.slot.as_ref()?;
-        let files = self.by_account.entry(slot.account().number()).or_default();
+        let files = self.by_owner.entry(owner(slot, handle)).or_default();
         let oldest = if slot.is_late() { files.pop_oldest() } else { None };
         files.insert(handle.clone(), ());
         let (oldest, ()) = oldest?;
@@ -88,7 +91,7 @@ impl Files {
     fn remove(&mut self, handle: &Handle) -> Option<Arc<File>> {
         let file = self.known.remove(handle)?;
         if let Some(slot) = &file.slot
-            && let Entry::Occupied(mut files) = self.by_account.entry(slot.account().number())
+            && let Entry::Occupied(mut files) = self.by_owner.entry(owner(slot, handle))
         {
             files.get_mut().remove(handle);
             if files.get().len() == 0 {
@@ -109,6 +112,8 @@ struct File {
     verifier: Verifier,
     /// Time of its entry here, in seconds since the start.
     since: u64,
+    /// It was returned to be synced for its age, and no sync of it has begun since.
+    is_due: AtomicBool,
     writes: Mutex<Writes>,
     /// Held during a sync; the next holder may find that nothing is left to sync.
     synced: Mutex<Synced>,
@@ -188,8 +193,8 @@ impl Uncommitted {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Begins a write of a connection. Returns the connection's oldest file, for the caller to sync, if slots are getting scarce for
-    /// the connection.
+    /// Begins a write of a connection. Returns the connection's oldest file in the export, for the caller to sync, if slots are getting
+    /// scarce for the connection.
     ///
     /// `None`: a slot is needed and the connection has its share, so the caller must not write. A caller with `syncs_itself` needs
     /// none: it syncs the write before it does anything else if [`Written::has_no_slot`], so there are at most as many such files as
@@ -215,6 +220,7 @@ impl Uncommitted {
                     descriptor: Arc::clone(descriptor),
                     verifier: verifier.clone(),
                     since: self.seconds.load(Ordering::Relaxed),
+                    is_due: AtomicBool::new(false),
                     writes: Mutex::default(),
                     synced: Mutex::default(),
                 });
@@ -251,6 +257,7 @@ impl Uncommitted {
         written: &Written,
         sync: impl Fn(&OwnedFd) -> Result<()>,
     ) -> Result<()> {
+        written.file.is_due.store(false, Ordering::Relaxed);
         let synced = self.sync_file(written, sync);
         self.drop_clean(handle, &written.file);
         synced
@@ -282,29 +289,25 @@ impl Uncommitted {
         drop(gone);
     }
 
-    /// Called once a second: drops the entries of deleted files, and returns old files for the caller to sync.
-    pub(crate) fn age(&self, is_gone: impl Fn(&OwnedFd) -> bool) -> Vec<(Handle, Written)> {
+    /// Called once a second: returns old files for the caller to sync, each once until that begins: a disk may hang for long. Makes no
+    /// system call.
+    pub(crate) fn age(&self) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
-        let looks = now.is_multiple_of(LOOK_SECONDS);
-        let mut looked_at = Vec::new();
-        for (handle, file) in &lock(&self.files).known {
-            // Every `AGE_SECONDS` only: a sync may be slow.
-            let age = now - file.since;
-            let is_old = age > 0 && age.is_multiple_of(AGE_SECONDS);
-            if is_old || looks {
-                looked_at.push((handle.clone(), Arc::clone(file), is_old));
-            }
-        }
-        // Outside of the lock: the file system may be slow.
-        let mut due = Vec::new();
-        for (handle, file, is_old) in looked_at {
-            if is_gone(&file.descriptor) {
-                self.forget(&handle);
-            } else if is_old {
-                due.push((handle, Written::now(file)));
-            }
-        }
-        due
+        // Every `AGE_SECONDS` only: a sync may be slow.
+        let is_old = |file: &File| now > file.since && (now - file.since).is_multiple_of(AGE_SECONDS);
+        let files = lock(&self.files);
+        let old = files.known.iter().filter(|(_, file)| is_old(file) && !file.is_due.swap(true, Ordering::Relaxed));
+        old.map(|(handle, file)| (handle.clone(), Written::now(Arc::clone(file)))).collect()
+    }
+
+    /// Drops the entries of an export's deleted files. To be called by a thread of the export: the file system may be slow.
+    pub(crate) fn forget_gone(&self, export_id: u32, is_gone: impl Fn(&OwnedFd) -> bool) {
+        let files = lock(&self.files);
+        let of_export = files.known.iter().filter(|(handle, _)| handle.export_id() == export_id);
+        let looked_at: Vec<_> = of_export.map(|(handle, file)| (handle.clone(), Arc::clone(file))).collect();
+        drop(files);
+        let gone = looked_at.into_iter().filter(|(_, file)| is_gone(&file.descriptor));
+        gone.for_each(|(handle, _)| self.forget(&handle));
     }
 
     /// Plays a disk on which a sync of a file takes as long as `work`.
@@ -497,26 +500,47 @@ mod tests {
         assert_eq!(uncommitted.len(), 0);
     }
 
+    /// The thread of a write may sync the other file, and must not wait for the disk of another export.
+    #[test]
+    fn a_write_to_one_export_has_no_file_of_another_synced() {
+        let uncommitted = Uncommitted::new(100);
+        let (account, fd, verifier) = (Account::default(), descriptor(), Verifier::new(5));
+        let of = |export, number: u8| {
+            let kernel = KernelHandle::new(1, &[number; 8]).unwrap();
+            Handle::new(export, &Key([3; 16]), &kernel).unwrap()
+        };
+        let begin = |handle| uncommitted.writing(&handle, &fd, &verifier, &account, false).unwrap().1;
+        // The next ones have others synced.
+        let files_before = (0..u8::MAX).find(|number| begin(of(1, *number)).is_some()).unwrap();
+        assert!(begin(of(2, files_before + 1)).is_none());
+        let (oldest, _) = begin(of(2, files_before + 2)).unwrap();
+        assert_eq!(oldest, of(2, files_before + 1));
+    }
+
     #[test]
     fn files_that_are_old_are_to_be_synced_and_those_that_are_gone_are_forgotten() {
         let uncommitted = Uncommitted::new(10);
         let (fd, verifier) = (descriptor(), Verifier::new(5));
         write(&uncommitted, &handle(1), &fd, &verifier);
         for _ in 1..AGE_SECONDS {
-            assert!(uncommitted.age(|_| false).is_empty());
+            assert!(uncommitted.age().is_empty());
         }
         let across = writing(&uncommitted, &handle(1), &fd, &verifier);
-        let due = uncommitted.age(|_| false);
+        let due = uncommitted.age();
         assert_eq!(due[0].0, handle(1));
+        assert_eq!((0..2 * AGE_SECONDS).flat_map(|_| uncommitted.age()).count(), 0, "no sync has begun");
         assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));
         assert_eq!((due.len(), uncommitted.len()), (1, 1), "a write is under way");
         drop(across);
-        let due: Vec<_> = (0..AGE_SECONDS).flat_map(|_| uncommitted.age(|_| false)).collect();
+        let due: Vec<_> = (0..AGE_SECONDS).flat_map(|_| uncommitted.age()).collect();
         assert_eq!(due.len(), 1, "not each second");
         assert_eq!(uncommitted.sync_written(&due[0].0, &due[0].1, well), Ok(()));
         assert_eq!(uncommitted.len(), 0);
         write(&uncommitted, &handle(1), &fd, &verifier);
-        (0..LOOK_SECONDS).for_each(|_| assert!(uncommitted.age(|_| true).is_empty()));
+        uncommitted.forget_gone(1, |_| false);
+        uncommitted.forget_gone(2, |_| true);
+        assert_eq!(uncommitted.len(), 1);
+        uncommitted.forget_gone(1, |_| true);
         assert_eq!((uncommitted.failures(), uncommitted.len()), (0, 0));
     }
 }

@@ -30,10 +30,8 @@ use crate::credential::Credential;
 use crate::descriptors::{Gone, Mode};
 use crate::export::{AccessTimes, Export};
 use crate::handle::Handle;
-use crate::lanes::Lanes;
 use crate::layer::{Fs, INSIDE, OBJECT, checked_name};
 use crate::ops::{Access, FILE_SIZE_MAX, OpenFile, ReadDone, possible};
-use crate::pool::Length;
 use crate::sys;
 
 /// Most bytes that a shard copies for one call: about 10 us.
@@ -70,19 +68,17 @@ pub struct WarmShare {
 /// The file layer as a shard uses it, for one call of a connection.
 pub struct Warm<'a> {
     fs: &'a Fs,
-    lanes: &'a Lanes,
     turn: &'a mut WarmTurn,
     share: &'a mut WarmShare,
 }
 
 impl Fs {
-    /// The short cuts of this layer. `lanes` close the shard's released descriptors. `turn` is that of the shard; `share` belongs to
-    /// the connection.
-    pub fn warm<'a>(&'a self, lanes: &'a Lanes, turn: &'a mut WarmTurn, share: &'a mut WarmShare) -> Warm<'a> {
+    /// The short cuts of this layer. `turn` is that of the shard; `share` belongs to the connection.
+    pub fn warm<'a>(&'a self, turn: &'a mut WarmTurn, share: &'a mut WarmShare) -> Warm<'a> {
         if share.turn != turn.number {
             *share = WarmShare { turn: turn.number, steps: 0 };
         }
-        Warm { fs: self, lanes, turn, share }
+        Warm { fs: self, turn, share }
     }
 
     /// Counts a call that was answered without a lane.
@@ -189,15 +185,8 @@ impl Warm<'_> {
         let export = self.fs.export_of(handle).filter(|export| export.is_warm())?;
         let descriptor = self.fs.descriptors.peek(handle, mode)?;
         let done = work(export, &descriptor);
-        self.release(export, handle, descriptor);
+        release(export, descriptor);
         done
-    }
-
-    /// Ends the use of a cached descriptor; the cache may have evicted it meanwhile.
-    fn release(&self, export: &Export, handle: &Handle, descriptor: Arc<OwnedFd>) {
-        if let Some(last) = Arc::into_inner(descriptor) {
-            self.close(export, handle, Gone::of(last));
-        }
     }
 
     /// The rights of a caller by the kernel's earlier answer.
@@ -218,7 +207,7 @@ impl Warm<'_> {
         let attr = attr_now(export, &object);
         let handle = attr.and_then(|_| export.handle_of(&object).ok());
         let (Some(attr), Some(handle)) = (attr, handle) else {
-            self.close(export, dir, Gone::of(object));
+            export.closing.add(Gone::of(object));
             return None;
         };
         export.learn(&handle, dir, name);
@@ -226,18 +215,18 @@ impl Warm<'_> {
             Some(kept) => {
                 // Not the last descriptor of the inode: `kept` is closed later.
                 drop(object);
-                self.release(export, &handle, kept);
+                release(export, kept);
             }
-            None => self.close(export, dir, self.fs.descriptors.put(&handle, Mode::Path, &Arc::new(object))),
+            None => export.closing.add(self.fs.descriptors.put(&handle, Mode::Path, &Arc::new(object))),
         }
         Some(Found { handle, attr })
     }
+}
 
-    /// Closes on a lane of the export.
-    fn close(&self, export: &Export, of: &Handle, gone: Gone) {
-        if let Some(batch) = export.closing.add(gone) {
-            self.lanes.submit(self.fs.share_of(of), Length::Long, 0, move |_| batch.close());
-        }
+/// Ends the use of a cached descriptor; the cache may have evicted it meanwhile.
+fn release(export: &Export, descriptor: Arc<OwnedFd>) {
+    if let Some(last) = Arc::into_inner(descriptor) {
+        export.closing.add(Gone::of(last));
     }
 }
 
@@ -292,7 +281,6 @@ mod tests {
     use crate::attr::Time;
     use crate::common::{Served, root};
     use crate::lane::Lane;
-    use crate::lanes::LaneOptions;
     use crate::ops::OpenHow;
 
     #[test]
@@ -334,7 +322,6 @@ mod tests {
     /// A thread that is a shard and a lane, with an export of one file, open for reading.
     struct Shard {
         served: Served,
-        lanes: Lanes,
         lane: Lane,
         file: OpenFile,
         attr: Attr,
@@ -344,10 +331,10 @@ mod tests {
         fn with_file(bytes: &[u8]) -> Self {
             let served = Served::open_to_all();
             std::fs::write(served.path("file"), bytes).unwrap();
-            let (lanes, mut lane) = (Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap(), Lane::attach().unwrap());
+            let mut lane = Lane::attach().unwrap();
             let found = served.find(&mut lane, "file");
             let (file, attr) = served.fs.open(&mut lane, &root(), &found.handle, OpenHow::READ).unwrap();
-            Self { served, lanes, lane, file, attr }
+            Self { served, lane, file, attr }
         }
 
         /// `None`: shards do not read on this file system.
@@ -358,7 +345,7 @@ mod tests {
 
         fn read_at_once(&self, offset: u64, wanted: usize) -> Option<usize> {
             let (mut turn, mut share) = (WarmTurn::default(), WarmShare::default());
-            let mut warm = self.served.fs.warm(&self.lanes, &mut turn, &mut share);
+            let mut warm = self.served.fs.warm(&mut turn, &mut share);
             warm.read_open(&self.file, offset, wanted, &mut Vec::new())
         }
 
@@ -409,10 +396,10 @@ mod tests {
             let test = move || {
                 let shard = Shard::with_file(b"text");
                 sys::refuse_cachestat(errno);
-                let Shard { served: Served { fs, export, .. }, lanes, lane, file, attr } = &shard;
+                let Shard { served: Served { fs, export, .. }, lane, file, attr } = &shard;
                 assert_eq!(sys::cached_pages(file.descriptor().unwrap(), 0, 4), Err(errno));
                 let (mut turn, mut share, mut into) = (WarmTurn::default(), WarmShare::default(), Vec::new());
-                let mut warm = fs.warm(lanes, &mut turn, &mut share);
+                let mut warm = fs.warm(&mut turn, &mut share);
                 assert_eq!((warm.read_open(file, 0, 4, &mut into), into.len()), (None, 0));
                 let known = warm.getattr(file.handle());
                 assert_eq!(known, export.is_warm().then_some(*attr), "other calls do not need it");

@@ -8,7 +8,7 @@ use ksf_fs::{
     CreateHow, ErrorKind, Export, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Handle, Lane, Owed, Resize, SetAttr,
     Squash, Stable,
 };
-use ksf_test::own_run_or_skip;
+use ksf_test::{own_run_or_skip, wait_until};
 
 /// Makes what is left to the threads of a server.
 fn settle(lane: &Lane, fs: &Fs, owed: &Owed) {
@@ -131,7 +131,7 @@ fn descriptors_are_bounded_and_idle_ones_are_closed() {
         }
         assert!(served.fs.counters().evicted > 0);
         (0..20).for_each(|_| settle(lane, &served.fs, &served.fs.close_idle()));
-        assert_eq!(served.fs.counters().descriptors, 0);
+        wait_until("all are closed", || served.fs.counters().descriptors == 0);
         let read =
             |lane: &mut Lane, file| served.fs.read(lane, &root(), file, 0, 4, &mut Vec::new()).result.unwrap().count;
         assert_eq!(read(lane, &files[0]), 4);
@@ -168,7 +168,8 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
         for _ in 0..2 {
             settle(lane, &served.fs, &served.fs.close_idle());
         }
-        assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 1));
+        wait_until("it is closed", || open_for_writing(&path) == 0);
+        assert_eq!(served.fs.counters().uncommitted_files, 1);
         served.fs.commit(lane, &file).result.unwrap();
         assert_eq!((open_for_writing(&path), served.fs.counters().uncommitted_files), (0, 0));
     });
@@ -185,7 +186,7 @@ fn what_nobody_commits_is_brought_to_the_medium_and_what_is_gone_is_forgotten() 
         fs::remove_file(served.path("gone")).unwrap();
         let passes = |seconds| (0..seconds).for_each(|_| settle(lane, &served.fs, &served.fs.close_idle()));
         passes(12);
-        assert_eq!(served.fs.counters().uncommitted_files, 1);
+        wait_until("what is gone is forgotten", || served.fs.counters().uncommitted_files == 1);
         passes(20);
         assert_eq!(served.fs.counters().uncommitted_files, 0);
         assert_eq!(served.fs.counters().write_back_failures, 0);
@@ -245,7 +246,7 @@ fn a_file_that_a_local_program_removes_gives_its_room_back() {
             assert!(free_blocks() < before, "a descriptor is open");
             // The passes of 32 seconds: data that nobody commits is brought to the medium first.
             (0..32).for_each(|_| settle(lane, layer, &layer.close_idle()));
-            assert_eq!(free_blocks(), before, "{stable:?}");
+            wait_until(format_args!("{stable:?}: the room is given back"), || free_blocks() == before);
         }
     });
 }

@@ -293,6 +293,7 @@ fn helper_looks_without_descriptors() {
         // Nothing is kept but the folder: entries need no descriptors; a name takes the last one, and the next is to be
         // asked for later.
         (0..20).for_each(|_| layer.settle_owed(lane, &layer.close_idle()).unwrap());
+        ksf_test::wait_until("nothing is kept", || layer.counters().descriptors == 0);
         layer.getattr(lane, &folder).unwrap();
         list(lane).unwrap();
         let _others = taken();

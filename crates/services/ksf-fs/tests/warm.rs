@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::time::{Duration, SystemTime};
 
 use ksf_fs::{
-    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, FsOptions, Handle, Lane, LaneOptions, Lanes,
-    Length, OpenFile, OpenHow, ReadDone, Seen, Squash, WARM_READ_BYTES_MAX, WarmShare, WarmTurn,
+    Access, Attr, Credential, ErrorKind, Export, ExportOptions, Found, Fs, Handle, Lane, OpenFile, OpenHow, ReadDone,
+    Seen, Squash, WARM_READ_BYTES_MAX, WarmShare, WarmTurn,
 };
 use ksf_test::{keeps_absent_names, reads_at_once, root_or_skip};
 
@@ -14,28 +14,23 @@ use crate::common::{Served, kind, on_lane, root};
 
 const ALL: Access = Access::from_bits_truncate(7);
 
-fn lanes() -> Lanes {
-    Lanes::start(&LaneOptions { threads: 2 }, 1).unwrap()
-}
-
 /// The shard, with a connection that has its share of a turn before it for each call.
 #[derive(Clone, Copy)]
 struct Shard<'a> {
     fs: &'a Fs,
-    lanes: &'a Lanes,
 }
 
 impl Shard<'_> {
     fn getattr(self, handle: &Handle) -> Option<Attr> {
-        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).getattr(handle)
+        self.fs.warm(&mut WarmTurn::default(), &mut WarmShare::default()).getattr(handle)
     }
 
     fn access(self, who: &Credential, handle: &Handle, want: Access) -> Option<Seen<Access>> {
-        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).access(who, handle, want)
+        self.fs.warm(&mut WarmTurn::default(), &mut WarmShare::default()).access(who, handle, want)
     }
 
     fn lookup(self, who: &Credential, dir: &Handle, name: &[u8]) -> Option<Seen<Found>> {
-        self.fs.warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default()).lookup(who, dir, name)
+        self.fs.warm(&mut WarmTurn::default(), &mut WarmShare::default()).lookup(who, dir, name)
     }
 
     fn read(
@@ -46,15 +41,11 @@ impl Shard<'_> {
         wanted: usize,
         into: &mut Vec<u8>,
     ) -> Option<Seen<ReadDone>> {
-        self.fs
-            .warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default())
-            .read(who, file, offset, wanted, into)
+        self.fs.warm(&mut WarmTurn::default(), &mut WarmShare::default()).read(who, file, offset, wanted, into)
     }
 
     fn read_open(self, file: &OpenFile, offset: u64, wanted: usize, into: &mut Vec<u8>) -> Option<usize> {
-        self.fs
-            .warm(self.lanes, &mut WarmTurn::default(), &mut WarmShare::default())
-            .read_open(file, offset, wanted, into)
+        self.fs.warm(&mut WarmTurn::default(), &mut WarmShare::default()).read_open(file, offset, wanted, into)
     }
 }
 
@@ -98,8 +89,8 @@ fn but_for_access_time(attr: Option<Attr>) -> Option<Attr> {
 #[test]
 fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_lane() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file");
         assert_eq!(warm.getattr(&file.handle), Some(served.fs.getattr(lane, &file.handle).unwrap()));
@@ -109,7 +100,7 @@ fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_l
         assert_eq!(warm.getattr(&file.handle), None, "its descriptor is kept, and it has no name");
         assert_eq!(kind(served.fs.getattr(lane, &file.handle)), ErrorKind::Stale);
         let served = served.restarted();
-        assert_eq!((Shard { fs: &served.fs, lanes: &lanes }).getattr(served.root()), None, "nothing was opened");
+        assert_eq!((Shard { fs: &served.fs }).getattr(served.root()), None, "nothing was opened");
     });
 }
 
@@ -117,8 +108,8 @@ fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_l
 fn names_are_looked_up_by_those_who_may_search_the_folder() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("folder/file"), "text").unwrap();
         std::os::unix::fs::symlink("/", served.path("folder/link")).unwrap();
@@ -159,8 +150,8 @@ fn names_are_looked_up_by_those_who_may_search_the_folder() {
 fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         old_file(&served, "file", (1000, 100, 0o640), b"text");
         let file = served.find(lane, "file").handle;
         let all = [(1000, 7), (1001, 100), (1002, 7), (0, 0)].map(|(uid, gid)| Credential::unix(uid, gid, &[]));
@@ -190,8 +181,8 @@ fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
 fn nobody_writes_to_an_export_that_is_read_only() {
     on_lane(|lane| {
         let options = ExportOptions { squash: Squash::None, read_only: true, ..ExportOptions::default() };
-        let (served, lanes) = (Served::new(options), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::new(options);
+        let warm = Shard { fs: &served.fs };
         let handle = served.root().clone();
         let told = until_kept(|| served.fs.access(lane, &root(), &handle, ALL), || warm.access(&root(), &handle, ALL));
         assert_eq!(told.result, Ok(Access::READ | Access::EXECUTE));
@@ -202,8 +193,8 @@ fn nobody_writes_to_an_export_that_is_read_only() {
 fn bytes_in_memory_are_read_by_those_who_may() {
     let Some(()) = root_or_skip("identities") else { return };
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         old_file(&served, "file", (1000, 100, 0o600), &bytes);
         let file = served.find(lane, "file").handle;
@@ -242,8 +233,8 @@ fn bytes_in_memory_are_read_by_those_who_may() {
 #[test]
 fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "0123456789").unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
@@ -269,8 +260,8 @@ fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
 #[test]
 fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
@@ -289,8 +280,8 @@ fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
 #[test]
 fn a_read_that_changes_the_time_of_the_last_access_is_left_to_a_lane() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file").handle;
         let (open, _) = served.fs.open(lane, &root(), &file, OpenHow::READ).unwrap();
@@ -315,12 +306,11 @@ fn a_read_that_changes_the_time_of_the_last_access_is_left_to_a_lane() {
 #[test]
 fn a_connection_has_its_share_of_a_turn() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
+        let served = Served::open_to_all();
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file").handle;
         let (mut one, mut two, mut turn) = (WarmShare::default(), WarmShare::default(), WarmTurn::default());
-        let look =
-            |turn: &mut WarmTurn, share: &mut WarmShare| served.fs.warm(&lanes, turn, share).getattr(&file).is_some();
+        let look = |turn: &mut WarmTurn, share: &mut WarmShare| served.fs.warm(turn, share).getattr(&file).is_some();
         let answered = (0..10_000).filter(|_| look(&mut turn, &mut one)).count();
         assert!((100..1000).contains(&answered), "{answered}");
         assert!(!look(&mut turn, &mut one));
@@ -329,7 +319,7 @@ fn a_connection_has_its_share_of_a_turn() {
         assert!(look(&mut turn, &mut one), "another turn");
         turn.end();
         let reads = (0..10_000).take_while(|offset| {
-            let mut warm = served.fs.warm(&lanes, &mut turn, &mut one);
+            let mut warm = served.fs.warm(&mut turn, &mut one);
             warm.read(&root(), &file, *offset, WARM_READ_BYTES_MAX, &mut Vec::new());
             look(&mut turn, &mut one)
         });
@@ -353,8 +343,8 @@ fn has_no_access_times(export: &Export) -> bool {
 #[test]
 fn many_look_ups_of_a_name_leave_one_descriptor() {
     on_lane(|lane| {
-        let (served, lanes) = (Served::open_to_all(), lanes());
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
+        let served = Served::open_to_all();
+        let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let dir = served.root().clone();
         let look = |lane: &mut Lane| served.fs.lookup(lane, &root(), &dir, b"file");
@@ -369,45 +359,9 @@ fn many_look_ups_of_a_name_leave_one_descriptor() {
             }
         }
         assert!(answered > 10_000, "{answered}");
-        ksf_test::wait_until("the lanes have closed them", || lanes.counters().queued_jobs == 0);
         let target = served.path("file");
         let names = || fs::read_dir("/proc/self/fd").unwrap().map(|fd| fd.unwrap().path());
         let open = || names().filter(|fd| fs::read_link(fd).is_ok_and(|path| path == target)).count();
         ksf_test::wait_until("few are left", || open() <= 70);
-    });
-}
-
-/// Objects that push each other out of the cache are closed by lanes; when these have no time, shards open nothing more.
-#[test]
-fn descriptors_that_nobody_closes_are_bounded() {
-    on_lane(|lane| {
-        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-        let served = Served::with(options, FsOptions { descriptors_max: 16, ..FsOptions::default() });
-        let lanes = lanes();
-        let warm = Shard { fs: &served.fs, lanes: &lanes };
-        let name = |number: u32| format!("file{number}").into_bytes();
-        for number in 0..2000 {
-            fs::write(served.path(&format!("file{number}")), "").unwrap();
-        }
-        let dir = served.root().clone();
-        // The look-ups of a lane keep the folder open and its rights known. A look-up of the file there would close the folder
-        // again if one part of the cache has both.
-        let mut ask = || served.fs.access(lane, &root(), &dir, Access::EXECUTE);
-        until_kept(&mut ask, || warm.lookup(&root(), &dir, b"file0"));
-        // A job of a lane that waits for the end of the test, and the others behind it.
-        let (go_on, waits) = std::sync::mpsc::channel::<()>();
-        lanes.submit(0, Length::Long, 0, move |_| {
-            let _ended = waits.recv();
-        });
-        let mut answered = 0;
-        for number in 0..2000 {
-            ask().result.unwrap();
-            answered += u32::from(warm.lookup(&root(), &dir, &name(number)).is_some());
-        }
-        assert!((100..600).contains(&answered), "{answered}");
-        let open = fs::read_dir("/proc/self/fd").unwrap().count();
-        assert!(open < 600, "{open}");
-        drop(go_on);
-        until_kept(&mut ask, || warm.lookup(&root(), &dir, &name(1999)));
     });
 }

@@ -122,7 +122,7 @@ impl NfsProgram {
         let mut caller = caller_of(&call.credential);
         let has_groups = self.core.fs.has_groups(&mut caller, request.handles().0);
         if has_groups {
-            let warm = self.core.fs.warm(&self.lanes, turn, &mut connection.share);
+            let warm = self.core.fs.warm(turn, &mut connection.share);
             if let Some(done) = Warmed::by(warm, &caller, &request) {
                 self.core.fs.count_warm();
                 self.core.counters.answered(procedure, done.status(), started.elapsed());

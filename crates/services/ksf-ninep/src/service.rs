@@ -199,7 +199,7 @@ impl NinepService {
                 self.core.counters.answered(kind, true, started.elapsed());
                 (true, None)
             }
-            Ok(Next::Lane(work)) => match work.at_once(self.core.fs.warm(&self.lanes, turn, &mut session.share), tag) {
+            Ok(Next::Lane(work)) => match work.at_once(self.core.fs.warm(turn, &mut session.share), tag) {
                 Some(done) => {
                     self.core.fs.count_warm();
                     self.finish(session, asked, done, reply);

@@ -129,7 +129,7 @@ impl Fs {
         }
         let folder = match self.descriptors.take_entries(dir) {
             Some(folder) => folder,
-            None => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
+            None => self.reopen(call.export, &node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
         };
         let mut memory = lane.take_entries();
         let room = if detail == Detail::Handles { DETAILED_BYTES } else { ENTRIES_BYTES };
@@ -193,7 +193,7 @@ impl Listing<'_> {
             return Some(found);
         }
         // It is not kept open: a long listing would push out all that is in use.
-        let object = self.fs.open_name(&self.node.descriptor, name).ok()?;
+        let object = self.fs.open_name(self.export(), &self.node.descriptor, name).ok()?;
         describe(self.export(), &object, Some((self.dir, name))).ok()
     }
 

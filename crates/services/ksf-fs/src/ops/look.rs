@@ -112,7 +112,7 @@ impl Fs {
         let call = self.begin(lane, credential, dir, false)?;
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
-            let above = lane.as_caller(&call.caller, || self.with_room(|| open_up(&node.descriptor)))?;
+            let above = lane.as_caller(&call.caller, || self.with_room(call.export, || open_up(&node.descriptor)))?;
             let above = above.map_err(name_error)?;
             check_inside(&self.process, call.export, &above)?;
             return self.found(call.export, above, Mode::Path, None);
@@ -120,7 +120,7 @@ impl Fs {
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
         let looked_for = if is_dots { c"." } else { name.as_c_str() };
         let question = Question::about(&node.attr);
-        let looked = lane.as_caller(&call.caller, || self.open_name(&node.descriptor, looked_for))?;
+        let looked = lane.as_caller(&call.caller, || self.open_name(call.export, &node.descriptor, looked_for))?;
         if looked.is_ok() || looked.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             self.keep_rights(&call, dir, question, (Access::EXECUTE, Access::EXECUTE));
         }

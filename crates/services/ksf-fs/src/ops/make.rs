@@ -95,8 +95,9 @@ impl Fs {
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..TRIES {
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let made =
-                self.with_room(|| rustix::fs::openat2(folder, name, flags, Permissions::from_raw_mode(mode), INSIDE));
+            let made = self.with_room(place.export, || {
+                rustix::fs::openat2(folder, name, flags, Permissions::from_raw_mode(mode), INSIDE)
+            });
             match made {
                 Ok(file) => {
                     if let Err(error) = self.dress_file(place, &file, &attr, mode, how) {
@@ -109,7 +110,7 @@ impl Fs {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
-            match self.open_name(folder, name) {
+            match self.open_name(place.export, folder, name) {
                 Ok(object) if is_taken(place.export, &object, how)? => {
                     return Ok(Made { object, mode: Mode::Path, is_new: false });
                 }
@@ -245,21 +246,21 @@ impl Fs {
 
     /// Gives an object that is no folder another name, in the same export.
     pub fn link(&self, lane: &mut Lane, credential: &Credential, file: &Handle, dir: &Handle, name: &[u8]) -> Linked {
+        if file.export_id() != dir.export_id() {
+            // The disk of the other export may hang.
+            return Linked { file: None, dir: Wcc::default(), result: Err(ErrorKind::CrossesDevice.into()) };
+        }
         let node = match self.node(lane, file) {
             Ok(node) => node,
             Err(error) => return Linked { file: None, dir: Wcc::default(), result: Err(error) },
         };
         let changing = self.attrs.changing(file);
-        let is_same_export = file.export_id() == dir.export_id();
         let changed = self.change_folder(
             lane,
             credential,
             dir,
             entry_name(name, ErrorKind::Exists),
             |place| {
-                if !is_same_export {
-                    return Err(ErrorKind::CrossesDevice.into());
-                }
                 // By its name in /proc: to link what is open takes CAP_DAC_READ_SEARCH, which callers lack.
                 let old = process_name(&node.descriptor);
                 let (folder, new) = (&*place.folder, place.name.as_c_str());
@@ -298,7 +299,7 @@ impl Fs {
             make(place)?;
             let (folder, name) = (&*place.folder, place.name.as_c_str());
             let mut is_another = false;
-            let dressed = self.open_name(folder, name).and_then(|object| {
+            let dressed = self.open_name(place.export, folder, name).and_then(|object| {
                 is_another = self.identities == Identities::Callers && is_older(place.export, &object, before)?;
                 if is_another {
                     return Err(ErrorKind::Io.into());
@@ -466,7 +467,8 @@ mod tests {
         let [old, new] = ["old", "new"].map(|name| served.path(name));
         for kind in [RawType::Fifo, RawType::RegularFile] {
             rustix::fs::mknodat(CWD, &old, kind, Permissions::RUSR, 0).unwrap();
-            let object = served.fs.open_name(&File::open(served.path("")).unwrap().into(), c"old").unwrap();
+            let object =
+                served.fs.open_name(&served.export, &File::open(served.path("")).unwrap().into(), c"old").unwrap();
             let now = || rustix::time::clock_gettime(ClockId::RealtimeCoarse);
             wait_until("it is of the past", || is_older(&served.export, &object, now()).unwrap());
             let make = |place: &Place<'_>| {

@@ -25,7 +25,7 @@ use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_er
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
 use crate::shares::{Shares, Slot};
-use crate::sys::access;
+use crate::sys::{self, RawLock, access};
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl OpenHow {
 }
 
 /// A file or folder that is open. Clones are the same open file. After the drop of the last one a thread of the export closes it:
-/// that may wait for a disk.
+/// that may wait for a disk. Another one releases its locks first.
 #[derive(Clone, Debug)]
 pub struct OpenFile(Arc<Opened>);
 
@@ -81,12 +81,12 @@ struct Opened {
     closer: Closer,
 }
 
-/// The fields are dropped in this order: a file and its locks count until it is closed.
+/// The fields are dropped in this order: a file counts until it is closed, and its locks until they are released.
 #[derive(Debug)]
 struct Descriptor {
     file: OwnedFd,
     locks: Locks,
-    _slot: Slot,
+    slot: Slot,
 }
 
 /// The locks of an open file.
@@ -104,6 +104,10 @@ impl Locks {
     pub(super) fn count(&self, before: usize, after: usize) -> bool {
         self.all.locks.change(&self.handle, self.account.number(), before, after)
     }
+
+    fn is_empty(&self) -> bool {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner).len() == 0
+    }
 }
 
 impl Drop for Locks {
@@ -117,7 +121,7 @@ impl Descriptor {
     fn new(file: OwnedFd, handle: &Handle, slot: Slot, all: &Arc<OpenFiles>) -> Self {
         let (ranges, account) = (Mutex::default(), slot.account().clone());
         let locks = Locks { ranges, handle: handle.clone(), account, all: Arc::clone(all) };
-        Self { file, locks, _slot: slot }
+        Self { file, locks, slot }
     }
 }
 
@@ -129,9 +133,18 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if let Some(descriptor) = self.file.take() {
-            self.closer.drop_there(descriptor);
+        let Some(descriptor) = self.file.take() else { return };
+        if descriptor.locks.is_empty() {
+            return self.closer.drop_there(descriptor);
         }
+        let closer = self.closer.clone();
+        self.closer.unlock(move || {
+            let Descriptor { file, locks, slot } = descriptor;
+            let all = RawLock { kind: sys::LOCK_NONE, start: 0, length: 0 };
+            // What the kernel does not release now it does when it closes the file.
+            let locks = sys::try_lock(&file, all).is_err().then_some(locks);
+            closer.drop_there((file, locks, slot));
+        });
     }
 }
 
@@ -249,7 +262,7 @@ impl Fs {
         let call = self.begin(lane, credential, handle, how.write || how.truncate)?;
         let slot = self.open_files.take(&lane.account)?;
         let changing = how.truncate.then(|| self.attrs.changing(handle));
-        let opened = lane.as_caller(&call.caller, || self.reopen(object, how.flags()))?;
+        let opened = lane.as_caller(&call.caller, || self.reopen(call.export, object, how.flags()))?;
         drop(changing);
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
@@ -288,7 +301,7 @@ impl Fs {
         let flags = how.flags().difference(OFlags::TRUNC) | new;
         let permissions = Permissions::from_raw_mode(mode & 0o7777);
         for _ in 0..TRIES {
-            match self.with_room(|| rustix::fs::openat2(folder, name, flags, permissions, INSIDE)) {
+            match self.with_room(place.export, || rustix::fs::openat2(folder, name, flags, permissions, INSIDE)) {
                 Ok(file) => {
                     if let Err(error) = self.dress(place, &file, &SetAttr::default(), Some(mode & 0o7777)) {
                         // What is not as it was asked for must not be there. The first error is the one to tell.
@@ -301,7 +314,7 @@ impl Fs {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(name_error(errno)),
             }
-            match self.open_name(folder, name) {
+            match self.open_name(place.export, folder, name) {
                 Ok(object) => {
                     let file_type = attr_of(place.export, &object)?.file_type;
                     if file_type == FileType::Directory {
@@ -309,7 +322,7 @@ impl Fs {
                     }
                     check_type(file_type, how)?;
                     let _changing = self.changing_object(place.export, &object);
-                    return self.reopen(&object, how.flags());
+                    return self.reopen(place.export, &object, how.flags());
                 }
                 // It was removed meanwhile.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -387,7 +400,7 @@ impl Fs {
             Some(size) => {
                 let call = self.begin(lane, credential, &opened.handle, true)?;
                 lane.as_caller(&call.caller, || access(opened_file, WRITE_BIT))??;
-                let file = self.reopen(opened_file, OFlags::WRONLY)?;
+                let file = self.reopen(call.export, opened_file, OFlags::WRONLY)?;
                 lane.as_caller(&call.caller, || ftruncate(&file, size))??;
             }
             None => {}
@@ -464,26 +477,17 @@ pub(crate) fn sync_opened(OpenFile(opened): &OpenFile, data_only: bool) -> Resul
 #[cfg(test)]
 mod tests {
     use std::any::Any;
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::channel;
     use std::time::Instant;
 
     use super::*;
-    use crate::common::Served;
+    use crate::common::{Served, on_lane, root};
     use crate::credential::Squash;
     use crate::export::ExportOptions;
     use crate::lanes::{LaneOptions, Lanes};
     use crate::layer::FsOptions;
+    use crate::ops::{LockKind, LockRange};
     use crate::pool::Length;
-    use crate::sys;
-
-    /// Its drop hangs until the other end is dropped.
-    struct Hangs(Receiver<()>);
-
-    impl Drop for Hangs {
-        fn drop(&mut self) {
-            self.0.recv().unwrap_err();
-        }
-    }
 
     /// Opens as many files as the connection gets, and the error of the next one.
     fn take_all(all: &OpenFiles, account: &Account) -> (Vec<Slot>, i32) {
@@ -541,6 +545,30 @@ mod tests {
     }
 
     #[test]
+    fn locks_end_with_their_file_and_do_not_wait_for_others_that_are_being_closed() {
+        let served = Served::open_to_all();
+        on_lane(|lane| {
+            std::fs::write(served.path("file"), "text").unwrap();
+            let handle = served.find(lane, "file").handle;
+            let how = OpenHow { write: true, ..OpenHow::READ };
+            let [holder, other] = [(); 2].map(|()| served.fs.open(lane, &root(), &handle, how).unwrap().0);
+            let all = LockRange { start: 0, length: 0 };
+            let lock = |file: &OpenFile, lane: &Lane| served.fs.lock_open(lane, file, Some(LockKind::Exclusive), all);
+            assert!(lock(&holder, lane).unwrap());
+            let hang = served.export.closing.closer().hang();
+            // A request on it is in progress.
+            let request = holder.clone();
+            drop(holder);
+            assert!(!lock(&other, lane).unwrap());
+            drop(request);
+            ksf_test::wait_until("the other has the lock", || lock(&other, lane).unwrap());
+            assert_eq!(served.fs.counters().open_files, 2, "not closed yet");
+            drop(hang);
+            ksf_test::wait_until("it is closed", || served.fs.counters().open_files == 1);
+        });
+    }
+
+    #[test]
     fn an_open_file_is_closed_by_its_thread_wherever_it_is_dropped() {
         let served = Served::open_to_all();
         let export = Arc::clone(&served.export);
@@ -554,8 +582,7 @@ mod tests {
             }
         });
         let files: Vec<OpenFile> = opened.iter().collect();
-        let (hang, hangs) = channel();
-        export.closing.closer().drop_there(Hangs(hangs));
+        let hang = export.closing.closer().hang();
         let [one, result, queued, refused, last] = files.try_into().unwrap();
         drop((one.clone(), one));
         // The result of a request whose connection is gone.

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use crate::attr::FileType;
 use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node};
@@ -26,9 +27,10 @@ impl Fs {
     /// than at their creation comes to the medium with the file system's next commit.
     pub(crate) fn settle(&self, lane: &Lane, handle: &Handle) -> Result<(), FsError> {
         // A descriptor of its own: an error of earlier writes is told once to each, and must not be taken from COMMIT.
+        let export = self.export(handle)?;
         let opened = self.node(lane, handle).and_then(|node| match node.attr.file_type {
-            FileType::Directory => self.reopen(&node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY).map(Some),
-            FileType::Regular => self.reopen_file(&node).map(Some),
+            FileType::Directory => self.reopen(export, &node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY).map(Some),
+            FileType::Regular => self.reopen_file(export, &node).map(Some),
             _ => Ok(None),
         });
         let synced = match opened {
@@ -39,7 +41,7 @@ impl Fs {
             // The server is not root, and may change the object but not read it; or there are no descriptors, and a client that is
             // told to come later would make the change twice.
             Err(error) if matches!(error.kind(), ErrorKind::Access | ErrorKind::TryLater) => {
-                rustix::fs::syncfs(&self.export(handle)?.root_descriptor)
+                rustix::fs::syncfs(&export.root_descriptor)
             }
             Err(error) => return Err(error),
         };
@@ -51,8 +53,9 @@ impl Fs {
         }
     }
 
-    fn reopen_file(&self, node: &Node) -> Result<OwnedFd, FsError> {
-        self.reopen(&node.descriptor, OFlags::RDONLY).or_else(|_| self.reopen(&node.descriptor, OFlags::WRONLY))
+    fn reopen_file(&self, export: &Export, node: &Node) -> Result<OwnedFd, FsError> {
+        let open = |access| self.reopen(export, &node.descriptor, access);
+        open(OFlags::RDONLY).or_else(|_| open(OFlags::WRONLY))
     }
 }
 

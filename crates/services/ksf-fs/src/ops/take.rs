@@ -63,15 +63,17 @@ impl Fs {
         to_dir: &Handle,
         to_name: &[u8],
     ) -> Renamed {
+        if from_dir.export_id() != to_dir.export_id() {
+            // The disk of the other export may hang.
+            let result = Err(ErrorKind::CrossesDevice.into());
+            return Renamed { from: Wcc::default(), to: Wcc::default(), result };
+        }
         let order = self.lock_two(from_dir, to_dir);
         let (from, to) = (self.node(lane, from_dir), self.node(lane, to_dir));
         let attr = |node: &Result<crate::layer::Node, FsError>| node.as_ref().ok().map(|node| node.attr);
         let (from_attr, to_attr) = (attr(&from), attr(&to));
         let result = from.and_then(|from| {
             let to = to?;
-            if from_dir.export_id() != to_dir.export_id() {
-                return Err(ErrorKind::CrossesDevice.into());
-            }
             let old = self.place(lane, credential, from_dir, &from, entry_name(from_name, ErrorKind::Invalid))?;
             let new = self.place(lane, credential, to_dir, &to, entry_name(to_name, ErrorKind::Invalid))?;
             self.move_name(lane, &old, &new)
