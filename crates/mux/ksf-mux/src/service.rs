@@ -256,6 +256,7 @@ impl<S: WorkerService> Adopter for Workers<S> {
         stats.bytes_out.add(counts.tx_bytes.load(Ordering::Relaxed));
         stats.reads_paused.add(counts.rx_pauses.load(Ordering::Relaxed));
         stats.memory_waits.add(counts.memory_waits.load(Ordering::Relaxed));
+        stats.lingers_cut.add(counts.lingers_cut.load(Ordering::Relaxed));
         for (reason, count) in CloseReason::ALL.iter().zip(&self.closes.0) {
             stats.add_closes(*reason, count.load(Ordering::Relaxed));
         }

@@ -1,25 +1,30 @@
 //! Services of the framework on workers: accepted by shards, answered through the multiplexor.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::common::{
-    Asks, LONG_BYTES, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
+    Asks, LONG_BYTES, PATIENCE, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
 };
 use ksf::Order;
 use ksf::adopt::OnShardsOnly;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf_mux::{StartError, Workers, WorkersOptions};
+use ksf_mux::{Mux, StartError, Workers, WorkersOptions};
+use ksf_test::stream::expect_reset;
 
 /// In a network of its own.
 fn start(service: Arc<Scripted>, workers: usize, limits: Limits) -> Running {
+    start_with_mux(service, workers, limits).1
+}
+
+fn start_with_mux(service: Arc<Scripted>, workers: usize, limits: Limits) -> (Mux, Running) {
     own_network();
     let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap();
-    Running::start(service, workers, limits)
+    (workers.mux().clone(), Running::start(service, workers, limits))
 }
 
 #[test]
@@ -311,6 +316,87 @@ fn a_silent_peer_and_one_that_does_not_read_are_closed_in_time() {
     // It never reads; what it sends is refused when the server has had enough.
     let _ = client.write_all(&bytes);
     running.counts("closed_send_timeout", 1);
+}
+
+/// Otherwise the end would pass for one in order, and the kernel would keep the replies for minutes, for a peer that counts
+/// nowhere.
+#[test]
+fn an_end_that_throws_replies_away_is_a_reset() {
+    // More than the buffers of both sockets take.
+    let many = frame(b"g").repeat(1000);
+    let ask = |limits: Limits| {
+        let (mux, running) = start_with_mux(Scripted::new(Order::Free, 1), 2, limits.clone());
+        let mut client = running.connect();
+        client.write_all(&many).unwrap();
+        wait_until("replies wait", || mux.memory() > limits.out_queue_bytes_max);
+        (running, client)
+    };
+    let (running, mut client) = ask(Limits { send_timeout_ms: 50, ..Limits::default() });
+    running.counts("closed_send_timeout", 1);
+    expect_reset(&mut client);
+
+    let (running, mut client) = ask(Limits { drain_timeout_ms: 50, ..Limits::default() });
+    running.server.drain().unwrap();
+    expect_reset(&mut client);
+
+    let (running, mut client) = ask(Limits::default());
+    drop(running);
+    expect_reset(&mut client);
+
+    let limits = Limits { connection_bytes_max: 1 << 20, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let (mut client, mut other) = (running.connect(), running.connect());
+    client.write_all(&frame(b"u").repeat(500)).unwrap();
+    wait_until("the service has them", || running.service.calls.load(Ordering::SeqCst) >= 256);
+    // A connection stays until its messages are done with, and the rest of them is deferred meanwhile.
+    let mut answered = 0;
+    while answered < 500 {
+        other.write_all(&frame(b"a")).unwrap();
+        answered += String::from_utf8(read_frame(&mut other)).unwrap().parse::<usize>().unwrap();
+    }
+    running.counts("closed_reply_limit", 1);
+    expect_reset(&mut client);
+}
+
+#[test]
+fn a_connection_that_lingers_counts_as_open() {
+    let patient = PATIENCE.as_millis() as u64;
+    let (message_bytes_max, assembly_timeout_ms) = (100, 50);
+    let limits = Limits { message_bytes_max, assembly_timeout_ms, linger_timeout_ms: patient, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let [mut long, mut slow] = [(); 2].map(|()| running.connect());
+    long.write_all(&[0, 0, 1, 0]).unwrap();
+    reads_end(&mut long);
+    // The thread that closes this one has looked after the other one meanwhile.
+    slow.write_all(&[0, 0, 0]).unwrap();
+    reads_end(&mut slow);
+    assert_eq!(running.server.connections(), 2);
+    drop((long, slow));
+    wait_until("their places are free", || running.server.connections() == 0);
+}
+
+/// It may send while it reads its last replies, but not for as long as the lingering takes.
+#[test]
+fn a_peer_that_sends_on_after_a_refusal_is_reset_in_time() {
+    /// Far beyond the limit and all socket buffers.
+    const ENDLESS: usize = 64 << 20;
+    let patient = PATIENCE.as_millis() as u64;
+    let limits = Limits { message_bytes_max: 100, linger_timeout_ms: patient, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let mut client = running.connect();
+    client.write_all(&[0, 0, 1, 0]).unwrap();
+    reads_end(&mut client);
+    let (block, mut written) = (vec![0; 64 << 10], 0);
+    let error = loop {
+        match client.write(&block) {
+            Ok(bytes) => written += bytes,
+            Err(error) => break error.kind(),
+        }
+        assert!(written < ENDLESS, "all of it is taken");
+    };
+    assert!(matches!(error, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    running.counts("lingers_cut", 1);
+    wait_until("it is closed", || running.server.connections() == 0);
 }
 
 #[test]

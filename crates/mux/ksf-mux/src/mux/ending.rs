@@ -9,6 +9,7 @@ use rustix::net::{Shutdown, shutdown};
 use super::{Shared, Shortage, now};
 use crate::connection::{Attachment, Connection};
 use crate::error::ConnectionError;
+use crate::lingering::{Lingering, reset};
 use crate::monitor::{Event, UNREAD_MAX};
 use crate::sync::Arc;
 
@@ -67,15 +68,20 @@ impl Shared {
                 self.wake(self.scheduler.push_reread(None, Arc::clone(conn)));
             }
         }
+        // It is where a peer does not take its replies, or is owed too much.
+        let lost_replies = conn.out_queue.has_failed();
         if self.options.detach_ended
             && conn.is_done()
             && let Some(detached) = self.detach(conn.id)
         {
             self.events.push(Event::Detached { connection: conn.id });
-            if !matches!(error, ConnectionError::PeerClosed | ConnectionError::Socket { .. }) {
+            if lost_replies {
+                reset(detached.socket);
+            } else if !matches!(error, ConnectionError::PeerClosed | ConnectionError::Socket { .. }) {
                 // Closing with unread bytes would reset the connection, and destroy what is on its way to the peer.
                 let _ = shutdown(&detached.socket, Shutdown::Write);
-                self.timer.linger(detached.socket, now().plus_ms(self.limits().linger_timeout_ms));
+                let deadline = now().plus_ms(conn.limits().linger_timeout_ms);
+                self.timer.linger(Lingering::new(detached.socket, conn, deadline));
             }
         }
     }
