@@ -2,17 +2,20 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use crate::common::{
     Asks, LONG_BYTES, PATIENCE, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
 };
-use ksf::Order;
 use ksf::adopt::OnShardsOnly;
+use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
+use ksf::listener::ListenAddr;
+use ksf::server::Drained;
+use ksf::{Order, Server};
 use ksf_mux::{Mux, StartError, Workers, WorkersOptions};
 use ksf_test::stream::expect_reset;
 
@@ -356,6 +359,57 @@ fn an_end_that_throws_replies_away_is_a_reset() {
     }
     running.counts("closed_reply_limit", 1);
     expect_reset(&mut client);
+}
+
+/// At its deadline a drain begins nothing more, and waits for nobody.
+#[test]
+fn a_drain_ends_in_time_and_leaves_what_waits() {
+    own_network();
+    let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
+    for order in [Order::Requests, Order::Free] {
+        let running = start(Scripted::new(order, 2), 1, limits.clone());
+        let mut client = running.connect();
+        client.write_all(&[frame(b"b"), frame(b"e").repeat(500)].concat()).unwrap();
+        wait_until("it is called", || running.service.calls.load(Ordering::SeqCst) == 1);
+        let Running { server, service, .. } = running;
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(server.drain().unwrap()).unwrap());
+        let drained = told.recv_timeout(PATIENCE).expect("it waits for the call");
+        assert_eq!(drained, Drained { tasks_left: 1 }, "{order:?}");
+        reads_end(&mut client);
+        service.together.wait();
+        wait_until("the worker ends", || Arc::strong_count(&service) == 1);
+        assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{order:?}");
+    }
+}
+
+#[test]
+fn a_drain_of_several_multiplexors_has_one_deadline() {
+    own_network();
+    let limits = Limits { drain_timeout_ms: PATIENCE.as_millis() as u64, ..Limits::default() };
+    let services = [(); 2].map(|()| Scripted::new(Order::Requests, 2));
+    let mut builder = Server::builder().engine(EngineKind::Epoll).limits(limits.clone());
+    for service in &services {
+        let workers = Workers::start(Arc::clone(service), WorkersOptions::new(1, limits.clone())).unwrap();
+        builder = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(service), None).adopt(workers);
+    }
+    let server = builder.start().unwrap();
+    let [mut busy, mut idle] = [0, 1].map(|at| match server.listeners()[at].addr {
+        ListenAddr::Tcp(addr) => ksf_test::stream::connect(addr),
+        _ => panic!("a TCP listener"),
+    });
+    idle.write_all(&frame(b"e")).unwrap();
+    assert_eq!(read_frame(&mut idle), b"e");
+    busy.write_all(&frame(b"b")).unwrap();
+    wait_until("it is called", || services[0].calls.load(Ordering::SeqCst) == 1);
+    let drain = thread::spawn(move || server.drain().unwrap());
+    // While the first one waits for its call.
+    reads_end(&mut idle);
+    services[0].together.wait();
+    assert_eq!(read_frame(&mut busy), b"together");
+    reads_end(&mut busy);
+    drop((busy, idle));
+    assert_eq!(drain.join().unwrap(), Drained::default());
 }
 
 #[test]
