@@ -361,6 +361,38 @@ fn an_end_that_throws_replies_away_is_a_reset() {
     expect_reset(&mut client);
 }
 
+/// A peer cannot send the rest of what is not read, nor is it idle: what it sent lies in its socket.
+#[test]
+fn a_peer_whose_bytes_are_not_read_does_not_lose_by_the_clock() {
+    let cases = [
+        (b"e whole" as &[u8], 7, "closed_assembly_timeout", Limits { assembly_timeout_ms: 50, ..Limits::default() }),
+        (b"e whole", 0, "closed_idle_timeout", Limits { idle_timeout_ms: 50, ..Limits::default() }),
+    ];
+    for (body, begun_bytes, counter, limits) in cases {
+        let patient = Limits { assembly_timeout_ms: 0, ..Limits::default() };
+        let (mux, running) = start_with_mux(Scripted::new(Order::Requests, 2), 1, patient);
+        let message = frame(body);
+        let (begun, rest) = message.split_at(begun_bytes);
+        let begin = || {
+            let (mut client, before) = (running.connect(), mux.memory());
+            client.write_all(begun).unwrap();
+            wait_until("it is read", || begun.is_empty() || mux.memory() > before);
+            client
+        };
+        let mut unread = begin();
+        // By this one the test sees that the time is over.
+        let _silent = begin();
+        let mut busy = running.connect();
+        busy.write_all(&frame(b"b")).unwrap();
+        wait_until("the only worker is busy", || running.service.calls.load(Ordering::SeqCst) == 1);
+        unread.write_all(rest).unwrap();
+        running.server.set_limits(&limits.into());
+        running.counts(counter, 1);
+        running.service.together.wait();
+        assert_eq!(read_frame(&mut unread), body, "{counter}");
+    }
+}
+
 /// At its deadline a drain begins nothing more, and waits for nobody.
 #[test]
 fn a_drain_ends_in_time_and_leaves_what_waits() {
