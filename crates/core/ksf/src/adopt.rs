@@ -22,8 +22,9 @@ pub trait Adopter: Send + Sync {
     fn add_counts(&self, stats: &Stats);
 
     /// No connection comes any more: answers what was received, then closes every connection; those that are not done
-    /// at `deadline` are cut off. Returns when none is left.
-    fn drain(&self, deadline: Instant);
+    /// at `deadline` are cut off. Returns when none is left, with the number of calls of the service that still run: their
+    /// threads are [left alone](crate::server::Drained::tasks_left).
+    fn drain(&self, deadline: Instant) -> usize;
 
     /// Closes every connection at once.
     fn stop(&self);

@@ -290,8 +290,9 @@ struct ShardHandle {
 /// How a server ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// Tasks that still ran when `drain_timeout_ms` was over. Their threads are detached: they go on until the task or
-    /// the process ends, keep the service alive as far as the task holds it, and their answers are thrown away.
+    /// Tasks, and calls of [adopters](Builder::adopt), that still ran when `drain_timeout_ms` was over. Their threads are
+    /// detached: they go on until the task or the process ends, keep the service alive as far as the task holds it, and their
+    /// answers are thrown away.
     pub tasks_left: usize,
 }
 
@@ -436,11 +437,25 @@ impl Server {
                 result = result.and(ended);
             }
         }
-        // The shards accept nothing more.
-        for adopter in self.adopters.drain(..) {
-            adopter.drain(deadline);
-        }
-        let tasks_left = self.tasks.close(deadline);
+        // The shards accept nothing more. All at the same time: one that takes long leaves no time to those behind it.
+        let adopters = std::mem::take(&mut self.adopters);
+        let calls_left: usize = thread::scope(|scope| {
+            let drains: Vec<_> = adopters
+                .iter()
+                .map(|adopter| {
+                    let drain = move || adopter.drain(deadline);
+                    thread::Builder::new().name("ksf-drain".into()).spawn_scoped(scope, drain).map_err(|_| drain)
+                })
+                .collect();
+            let ended = drains.into_iter().map(|drain| match drain {
+                Ok(thread) => thread.join().unwrap_or_default(),
+                // Without a thread of its own: in its turn.
+                Err(drain) => drain(),
+            });
+            ended.sum()
+        });
+        drop(adopters);
+        let tasks_left = self.tasks.close(deadline) + calls_left;
         self.unlinks.clear();
         result.map(|()| Drained { tasks_left })
     }

@@ -10,7 +10,7 @@ use crate::common::Recorder;
 use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Answers one line, and ends the connection.
@@ -159,5 +159,52 @@ fn a_peer_that_sends_on_after_a_refusal_is_reset_in_time() {
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         until_count(&server, "closed_oversized_message", 2);
         assert_eq!(count(&server, "lingers_cut"), 1);
+    }
+}
+
+const LINES: Framing = Framing::Delimiter(Delimiter::LF);
+
+/// Bytes of a reply that no socket takes all of.
+const ENDLESS_REPLY: usize = 16 << 20;
+
+/// Otherwise the end would pass for one in order, and the kernel would keep the replies for minutes, for a peer that counts
+/// nowhere.
+#[test]
+fn an_end_that_throws_replies_away_is_a_reset() {
+    own_network();
+    for engine in engines() {
+        let long = || calls(Profile::new("long", LINES), |_, reply| reply.bytes(&vec![b'l'; ENDLESS_REPLY]));
+        let ask = |server: &Server| {
+            let mut peer = connect_with_small_window(server);
+            peer.write_all(b"all of it\n").unwrap();
+            until_count(server, "messages", 1);
+            peer
+        };
+
+        let limits = Limits { send_timeout_ms: 50, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, long());
+        let mut peer = ask(&server);
+        until_count(&server, "closed_send_timeout", 1);
+        expect_reset(&mut peer);
+        drop(server);
+
+        let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, long());
+        let mut peer = ask(&server);
+        server.drain().unwrap();
+        expect_reset(&mut peer);
+
+        let server = one_shard(engine, ANY, Limits::default(), long());
+        let mut peer = ask(&server);
+        drop(server);
+        expect_reset(&mut peer);
+
+        // More than twice the budget: none of it is sent.
+        let limits = Limits { connection_bytes_max: ENDLESS_REPLY / 3, ..Limits::default() };
+        let later = calls(Profile::new("later", LINES), |_, reply| reply.defer().reply(vec![b'l'; ENDLESS_REPLY]));
+        let server = one_shard(engine, ANY, limits, later);
+        let mut peer = ask(&server);
+        until_count(&server, "closed_reply_limit", 1);
+        expect_reset(&mut peer);
     }
 }

@@ -23,17 +23,6 @@ fn deferred(service: &Recorder) -> usize {
     service.deferred.lock().unwrap().len()
 }
 
-/// A receive buffer that fills soon, set before the window is announced.
-fn connect_with_small_window(server: &Server) -> TcpStream {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    socket.connect(&addr(server).into()).unwrap();
-    let peer = TcpStream::from(socket);
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
-    peer.set_write_timeout(Some(PATIENCE)).unwrap();
-    peer
-}
-
 /// Writes until the server closes. Returns the bytes written.
 fn write_until_closed(peer: &mut TcpStream, bytes: &[u8]) -> usize {
     let mut written = 0;

@@ -35,6 +35,7 @@ mod error;
 mod input;
 pub mod kcm;
 mod lease;
+mod lingering;
 mod monitor;
 mod mux;
 mod options;

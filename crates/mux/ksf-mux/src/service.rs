@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -61,7 +61,14 @@ pub struct Workers<S: WorkerService> {
     stats: Vec<Arc<Stats>>,
     closes: Arc<Closes>,
     order: Order,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    sockets: Vec<Arc<MessageSocket>>,
+    threads: Mutex<Vec<WorkerThread>>,
+}
+
+struct WorkerThread {
+    /// It may be in a call of the service.
+    works: Arc<AtomicBool>,
+    handle: JoinHandle<()>,
 }
 
 /// Messages whose answers come later.
@@ -134,17 +141,23 @@ impl<S: WorkerService> Workers<S> {
         let (this, workers) = Self::without_threads(service, options)?;
         for (number, (socket, mut worker)) in workers.into_iter().enumerate() {
             let name = format!("ksf-worker-{number}");
-            let thread = thread::Builder::new().name(name).spawn(move || {
+            let works = Arc::new(AtomicBool::new(false));
+            let its_works = Arc::clone(&works);
+            let handle = thread::Builder::new().name(name).spawn(move || {
                 loop {
                     match socket.recv_in_place() {
-                        Ok(batch) => worker.work(&socket, &batch),
+                        Ok(batch) => {
+                            works.store(true, Ordering::SeqCst);
+                            worker.work(&socket, &batch);
+                            works.store(false, Ordering::SeqCst);
+                        }
                         Err(RecvError::Stopped) => return,
                         // Waiting for events cannot fail but for want of memory: try again.
                         Err(_) => thread::yield_now(),
                     }
                 }
             });
-            lock(&this.threads).push(thread?);
+            lock(&this.threads).push(WorkerThread { works: its_works, handle: handle? });
         }
         Ok(Arc::new(this))
     }
@@ -163,9 +176,10 @@ impl<S: WorkerService> Workers<S> {
         let mux = Mux::new(of_mux)?;
         let calls = (0..count).map(|_| AtomicU64::new(0)).collect();
         let pending = Arc::new(PendingReplies { by_ticket: Mutex::default(), calls });
-        let (mut stats, mut workers) = (Vec::new(), Vec::new());
+        let (mut stats, mut sockets, mut workers) = (Vec::new(), Vec::new(), Vec::new());
         for number in 0..count {
-            let socket = mux.socket()?;
+            let socket = Arc::new(mux.socket()?);
+            sockets.push(Arc::clone(&socket));
             let mut env = Env::new(options.limits.clone(), no_pool()?)?;
             env.shard = number;
             env.answers = Some(Arc::clone(&pending) as Arc<dyn Answers>);
@@ -181,7 +195,7 @@ impl<S: WorkerService> Workers<S> {
             workers.push((socket, worker));
         }
         let closes = Arc::new(Closes(std::array::from_fn(|_| AtomicU64::new(0))));
-        Ok((Self { service, mux, pending, stats, closes, order, threads: Mutex::default() }, workers))
+        Ok((Self { service, mux, pending, stats, closes, order, sockets, threads: Mutex::default() }, workers))
     }
 
     /// The multiplexor behind them.
@@ -189,23 +203,32 @@ impl<S: WorkerService> Workers<S> {
         &self.mux
     }
 
-    fn end(&self) {
+    /// Ends the workers, which begin no message more. Returns how many are in a call, unless it `waits` for them.
+    fn end(&self, waits: bool) -> usize {
         self.mux.stop();
-        for thread in lock(&self.threads).drain(..) {
-            // A worker catches what a service does wrong.
-            let _ = thread.join();
+        // What they have taken goes back: from here on one that does not work begins nothing.
+        self.sockets.iter().for_each(|socket| socket.set_receiving(false));
+        let mut left = 0;
+        for WorkerThread { works, handle } in lock(&self.threads).drain(..) {
+            if waits || !works.load(Ordering::SeqCst) {
+                // A worker catches what a service does wrong.
+                let _ = handle.join();
+            } else {
+                left += 1;
+            }
         }
         for connection in self.mux.connections() {
             self.mux.abort(connection, ConnectionError::Stopping);
         }
         // No connection is left that waits for these answers.
         lock(&self.pending.by_ticket).clear();
+        left
     }
 }
 
 impl<S: WorkerService> Drop for Workers<S> {
     fn drop(&mut self) {
-        self.end();
+        self.end(true);
     }
 }
 
@@ -256,32 +279,32 @@ impl<S: WorkerService> Adopter for Workers<S> {
         stats.bytes_out.add(counts.tx_bytes.load(Ordering::Relaxed));
         stats.reads_paused.add(counts.rx_pauses.load(Ordering::Relaxed));
         stats.memory_waits.add(counts.memory_waits.load(Ordering::Relaxed));
+        stats.lingers_cut.add(counts.lingers_cut.load(Ordering::Relaxed));
         for (reason, count) in CloseReason::ALL.iter().zip(&self.closes.0) {
             stats.add_closes(*reason, count.load(Ordering::Relaxed));
         }
     }
 
-    fn drain(&self, deadline: Instant) {
+    fn drain(&self, deadline: Instant) -> usize {
         const LOOK_EVERY: Duration = Duration::from_millis(2);
         loop {
             // Again and again: a message that has begun to arrive may be whole now.
             self.mux.finish_reading();
             let left = self.mux.connections().len() + self.mux.lingering();
             if left == 0 || Instant::now() >= deadline {
-                break;
+                return self.end(left == 0);
             }
             thread::sleep(LOOK_EVERY);
         }
-        self.end();
     }
 
     fn stop(&self) {
-        self.end();
+        self.end(true);
     }
 }
 
 /// A worker, and the socket that it takes messages from.
-type Seat<S> = (MessageSocket, Worker<S>);
+type Seat<S> = (Arc<MessageSocket>, Worker<S>);
 
 struct Worker<S: WorkerService> {
     service: Arc<S>,

@@ -16,6 +16,7 @@ use ksf::limits::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::connection::Connection;
+use crate::lingering::Lingering;
 use crate::monitor::Event;
 use crate::mux::{Shared, now};
 use crate::socket::WorkerState;
@@ -55,8 +56,8 @@ pub(crate) struct TimerThread {
 #[derive(Debug, Default)]
 struct List {
     conns: Vec<Arc<Connection>>,
-    /// Connections closed from this side that may still read, and until when.
-    lingering: Vec<(OwnedFd, Time)>,
+    /// Connections closed from this side that may still read.
+    lingering: Vec<Lingering>,
     /// How long the thread sleeps now; `None`: until it is woken.
     sleeps: Option<Duration>,
     /// The soonest check that was asked for while the thread checked, by what it had checked already.
@@ -143,11 +144,11 @@ impl TimerThread {
         any
     }
 
-    /// Closes a socket when its peer has, or at `deadline`.
-    pub(crate) fn linger(&self, socket: OwnedFd, deadline: Time) {
+    /// Closes a connection when it [is over](Lingering::is_over).
+    pub(crate) fn linger(&self, lingering: Lingering) {
         self.lingering.fetch_add(1, Ordering::SeqCst);
         let mut list = self.lock();
-        list.lingering.push((socket, deadline));
+        list.lingering.push(lingering);
         self.hurry(list, TIMEOUT_TICK);
     }
 
@@ -320,9 +321,8 @@ impl MuxTimer {
         let mut lingering = std::mem::take(&mut list.lingering);
         drop(list);
         let time = now();
-        let before = lingering.len();
-        lingering.retain(|(socket, deadline)| time < *deadline && !has_ended(socket));
-        timer.lingering.fetch_sub(before - lingering.len(), Ordering::SeqCst);
+        let over = lingering.extract_if(.., |lingering| lingering.is_over(time)).count();
+        timer.lingering.fetch_sub(over, Ordering::SeqCst);
         let mut soonest = (!lingering.is_empty()).then_some(TIMEOUT_TICK);
         conns.retain(|conn| {
             let next = check(shared, conn);
@@ -412,19 +412,6 @@ impl Memory {
 fn is_ready(set: &OwnedFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::new(set, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
-}
-
-/// Throws away what still comes, and says whether the peer has closed.
-fn has_ended(socket: &OwnedFd) -> bool {
-    let mut waste = [0; 4096];
-    for _ in 0..64 {
-        match rustix::net::recv(socket, &mut waste[..], rustix::net::RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return true,
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return errno != rustix::io::Errno::AGAIN,
-        }
-    }
-    false
 }
 
 /// Checks one connection. Returns within what time it must be checked again, if at all.

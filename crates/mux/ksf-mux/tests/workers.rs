@@ -1,25 +1,33 @@
 //! Services of the framework on workers: accepted by shards, answered through the multiplexor.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use crate::common::{
-    Asks, LONG_BYTES, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
+    Asks, LONG_BYTES, PATIENCE, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
 };
-use ksf::Order;
 use ksf::adopt::OnShardsOnly;
+use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf_mux::{StartError, Workers, WorkersOptions};
+use ksf::listener::ListenAddr;
+use ksf::server::Drained;
+use ksf::{Order, Server};
+use ksf_mux::{Mux, StartError, Workers, WorkersOptions};
+use ksf_test::stream::expect_reset;
 
 /// In a network of its own.
 fn start(service: Arc<Scripted>, workers: usize, limits: Limits) -> Running {
+    start_with_mux(service, workers, limits).1
+}
+
+fn start_with_mux(service: Arc<Scripted>, workers: usize, limits: Limits) -> (Mux, Running) {
     own_network();
     let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap();
-    Running::start(service, workers, limits)
+    (workers.mux().clone(), Running::start(service, workers, limits))
 }
 
 #[test]
@@ -311,6 +319,170 @@ fn a_silent_peer_and_one_that_does_not_read_are_closed_in_time() {
     // It never reads; what it sends is refused when the server has had enough.
     let _ = client.write_all(&bytes);
     running.counts("closed_send_timeout", 1);
+}
+
+/// Otherwise the end would pass for one in order, and the kernel would keep the replies for minutes, for a peer that counts
+/// nowhere.
+#[test]
+fn an_end_that_throws_replies_away_is_a_reset() {
+    // More than the buffers of both sockets take.
+    let many = frame(b"g").repeat(1000);
+    let ask = |limits: Limits| {
+        let (mux, running) = start_with_mux(Scripted::new(Order::Free, 1), 2, limits.clone());
+        let mut client = running.connect();
+        client.write_all(&many).unwrap();
+        wait_until("replies wait", || mux.memory() > limits.out_queue_bytes_max);
+        (running, client)
+    };
+    let (running, mut client) = ask(Limits { send_timeout_ms: 50, ..Limits::default() });
+    running.counts("closed_send_timeout", 1);
+    expect_reset(&mut client);
+
+    let (running, mut client) = ask(Limits { drain_timeout_ms: 50, ..Limits::default() });
+    running.server.drain().unwrap();
+    expect_reset(&mut client);
+
+    let (running, mut client) = ask(Limits::default());
+    drop(running);
+    expect_reset(&mut client);
+
+    let limits = Limits { connection_bytes_max: 1 << 20, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let (mut client, mut other) = (running.connect(), running.connect());
+    client.write_all(&frame(b"u").repeat(500)).unwrap();
+    wait_until("the service has them", || running.service.calls.load(Ordering::SeqCst) >= 256);
+    // A connection stays until its messages are done with, and the rest of them is deferred meanwhile.
+    let mut answered = 0;
+    while answered < 500 {
+        other.write_all(&frame(b"a")).unwrap();
+        answered += String::from_utf8(read_frame(&mut other)).unwrap().parse::<usize>().unwrap();
+    }
+    running.counts("closed_reply_limit", 1);
+    expect_reset(&mut client);
+}
+
+/// A peer cannot send the rest of what is not read, nor is it idle: what it sent lies in its socket.
+#[test]
+fn a_peer_whose_bytes_are_not_read_does_not_lose_by_the_clock() {
+    let cases = [
+        (b"e whole" as &[u8], 7, "closed_assembly_timeout", Limits { assembly_timeout_ms: 50, ..Limits::default() }),
+        (b"e whole", 0, "closed_idle_timeout", Limits { idle_timeout_ms: 50, ..Limits::default() }),
+    ];
+    for (body, begun_bytes, counter, limits) in cases {
+        let patient = Limits { assembly_timeout_ms: 0, ..Limits::default() };
+        let (mux, running) = start_with_mux(Scripted::new(Order::Requests, 2), 1, patient);
+        let message = frame(body);
+        let (begun, rest) = message.split_at(begun_bytes);
+        let begin = || {
+            let (mut client, before) = (running.connect(), mux.memory());
+            client.write_all(begun).unwrap();
+            wait_until("it is read", || begun.is_empty() || mux.memory() > before);
+            client
+        };
+        let mut unread = begin();
+        // By this one the test sees that the time is over.
+        let _silent = begin();
+        let mut busy = running.connect();
+        busy.write_all(&frame(b"b")).unwrap();
+        wait_until("the only worker is busy", || running.service.calls.load(Ordering::SeqCst) == 1);
+        unread.write_all(rest).unwrap();
+        running.server.set_limits(&limits.into());
+        running.counts(counter, 1);
+        running.service.together.wait();
+        assert_eq!(read_frame(&mut unread), body, "{counter}");
+    }
+}
+
+/// At its deadline a drain begins nothing more, and waits for nobody.
+#[test]
+fn a_drain_ends_in_time_and_leaves_what_waits() {
+    own_network();
+    let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
+    for order in [Order::Requests, Order::Free] {
+        let running = start(Scripted::new(order, 2), 1, limits.clone());
+        let mut client = running.connect();
+        client.write_all(&[frame(b"b"), frame(b"e").repeat(500)].concat()).unwrap();
+        wait_until("it is called", || running.service.calls.load(Ordering::SeqCst) == 1);
+        let Running { server, service, .. } = running;
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(server.drain().unwrap()).unwrap());
+        let drained = told.recv_timeout(PATIENCE).expect("it waits for the call");
+        assert_eq!(drained, Drained { tasks_left: 1 }, "{order:?}");
+        reads_end(&mut client);
+        service.together.wait();
+        wait_until("the worker ends", || Arc::strong_count(&service) == 1);
+        assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{order:?}");
+    }
+}
+
+#[test]
+fn a_drain_of_several_multiplexors_has_one_deadline() {
+    own_network();
+    let limits = Limits { drain_timeout_ms: PATIENCE.as_millis() as u64, ..Limits::default() };
+    let services = [(); 2].map(|()| Scripted::new(Order::Requests, 2));
+    let mut builder = Server::builder().engine(EngineKind::Epoll).limits(limits.clone());
+    for service in &services {
+        let workers = Workers::start(Arc::clone(service), WorkersOptions::new(1, limits.clone())).unwrap();
+        builder = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(service), None).adopt(workers);
+    }
+    let server = builder.start().unwrap();
+    let [mut busy, mut idle] = [0, 1].map(|at| match server.listeners()[at].addr {
+        ListenAddr::Tcp(addr) => ksf_test::stream::connect(addr),
+        _ => panic!("a TCP listener"),
+    });
+    idle.write_all(&frame(b"e")).unwrap();
+    assert_eq!(read_frame(&mut idle), b"e");
+    busy.write_all(&frame(b"b")).unwrap();
+    wait_until("it is called", || services[0].calls.load(Ordering::SeqCst) == 1);
+    let drain = thread::spawn(move || server.drain().unwrap());
+    // While the first one waits for its call.
+    reads_end(&mut idle);
+    services[0].together.wait();
+    assert_eq!(read_frame(&mut busy), b"together");
+    reads_end(&mut busy);
+    drop((busy, idle));
+    assert_eq!(drain.join().unwrap(), Drained::default());
+}
+
+#[test]
+fn a_connection_that_lingers_counts_as_open() {
+    let patient = PATIENCE.as_millis() as u64;
+    let (message_bytes_max, assembly_timeout_ms) = (100, 50);
+    let limits = Limits { message_bytes_max, assembly_timeout_ms, linger_timeout_ms: patient, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let [mut long, mut slow] = [(); 2].map(|()| running.connect());
+    long.write_all(&[0, 0, 1, 0]).unwrap();
+    reads_end(&mut long);
+    // The thread that closes this one has looked after the other one meanwhile.
+    slow.write_all(&[0, 0, 0]).unwrap();
+    reads_end(&mut slow);
+    assert_eq!(running.server.connections(), 2);
+    drop((long, slow));
+    wait_until("their places are free", || running.server.connections() == 0);
+}
+
+/// It may send while it reads its last replies, but not for as long as the lingering takes.
+#[test]
+fn a_peer_that_sends_on_after_a_refusal_is_reset_in_time() {
+    /// Far beyond the limit and all socket buffers.
+    const ENDLESS: usize = 64 << 20;
+    let patient = PATIENCE.as_millis() as u64;
+    let limits = Limits { message_bytes_max: 100, linger_timeout_ms: patient, ..Limits::default() };
+    let running = start(Scripted::new(Order::Free, 1), 2, limits);
+    let mut client = running.connect();
+    client.write_all(&[0, 0, 1, 0]).unwrap();
+    reads_end(&mut client);
+    let (block, mut written) = (vec![0; 64 << 10], 0);
+    let error = loop {
+        match client.write(&block) {
+            Ok(bytes) => written += bytes,
+            Err(error) => break error.kind(),
+        }
+        assert!(written < ENDLESS, "all of it is taken");
+    };
+    assert!(matches!(error, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe), "{error}");
+    running.counts("lingers_cut", 1);
+    wait_until("it is closed", || running.server.connections() == 0);
 }
 
 #[test]

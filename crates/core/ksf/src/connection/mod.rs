@@ -481,14 +481,15 @@ impl Connection {
         self.closing.filter(|_| !waits)
     }
 
-    /// True if the end of the connection must be a reset now: an orderly one would pass for the end of a reply of which a part
-    /// is missing.
+    /// True if the end of the connection must be a reset now: replies are left that TCP has not taken (those that wait for an
+    /// answer are none yet), or an orderly end would pass for the end of a reply of which a part is missing.
     pub fn needs_reset(&self) -> bool {
-        match self.state().reply_end {
+        let is_cut_short = match self.state().reply_end {
             ReplyEnd::Marked => false,
             ReplyEnd::Close => self.finished().is_none() || !self.closing_gently(),
             ReplyEnd::CutShort => true,
-        }
+        };
+        is_cut_short || self.sending || !self.output.is_empty()
     }
 
     /// True once the connection takes no more requests.

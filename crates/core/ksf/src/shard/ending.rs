@@ -22,7 +22,7 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
-        if conn.stream.needs_reset() {
+        if conn.stream.needs_reset() || loses_replies(reason) {
             return self.release(index, reason);
         }
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
@@ -70,11 +70,8 @@ impl<E: Engine> Shard<E> {
         let reason = match conn.phase {
             Phase::Releasing(_) => return,
             Phase::Lingering(reason) => reason,
-            // Bytes are lost: whatever else is known of the connection, its end is not orderly.
-            Phase::Open if loses_bytes(reason) => {
-                let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
-                reason
-            }
+            // Whatever else is known of the connection, its end is not orderly.
+            Phase::Open if loses_replies(reason) => reason,
             // The peer is gone after an orderly end: that end is the reason.
             Phase::Open => conn.stream.finished().unwrap_or(reason),
         };
@@ -114,9 +111,9 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let Some(conn) = place.conn.take() else { return };
         let peer_ended = matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof());
-        if conn.stream.needs_reset() {
+        if conn.stream.needs_reset() || loses_replies(reason) {
             let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
-        } else if conn.assist.is_some() && peer_ended && !loses_bytes(reason) {
+        } else if conn.assist.is_some() && peer_ended {
             // Not as set where it was accepted.
             let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, None);
         }
@@ -160,7 +157,31 @@ impl<E: Engine> Shard<E> {
     }
 }
 
-/// True if the peer cannot have got all it is owed.
-fn loses_bytes(reason: CloseReason) -> bool {
-    matches!(reason, CloseReason::FileRange | CloseReason::KernelHalf)
+/// True if an end for this reason loses replies, whatever is left of them: it is a reset. After an orderly end TCP keeps what
+/// it has for minutes, for a peer that counts nowhere, and the peer takes the end for that of its replies.
+fn loses_replies(reason: CloseReason) -> bool {
+    match reason {
+        // Bytes that were announced do not exist, were lost, or were thrown away.
+        CloseReason::FileRange | CloseReason::KernelHalf | CloseReason::ReplyLimit => true,
+        // At once, wherever the connection is: it is a reset if replies are left
+        // ([`Connection::needs_reset`](crate::connection::Connection::needs_reset)), and so always with `SendTimeout`.
+        CloseReason::DrainTimeout
+        | CloseReason::Io
+        | CloseReason::SendTimeout
+        | CloseReason::Service
+        | CloseReason::Stopped => false,
+        // When all replies are sent that were made.
+        CloseReason::Abandoned
+        | CloseReason::AssemblyTimeout
+        | CloseReason::Drained
+        | CloseReason::EndlessFragments
+        | CloseReason::EndlessHeader
+        | CloseReason::IdleTimeout
+        | CloseReason::MalformedFrame
+        | CloseReason::MemoryLimit
+        | CloseReason::OversizedMessage
+        | CloseReason::Panicked
+        | CloseReason::PeerClosed
+        | CloseReason::PeerClosedMidMessage => false,
+    }
 }

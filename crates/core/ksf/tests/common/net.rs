@@ -76,6 +76,17 @@ pub fn connect_to(addr: SocketAddr) -> TcpStream {
     ksf_test::stream::connect(addr)
 }
 
+/// A receive buffer that fills soon, set before the window is announced.
+pub fn connect_with_small_window(server: &Server) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(&addr(server).into()).unwrap();
+    let peer = TcpStream::from(socket);
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_write_timeout(Some(PATIENCE)).unwrap();
+    peer
+}
+
 pub fn count(server: &Server, name: &str) -> u64 {
     let counters = server.counters();
     counters.iter().find(|counter| counter.name == name).unwrap_or_else(|| panic!("no counter {name}")).value

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use ksf::limits::Time;
 use rustix::net::{Shutdown, shutdown};
 
+use super::pressure::has_unread;
 use super::{Shared, Shortage, now};
 use crate::connection::{Attachment, Connection};
 use crate::error::ConnectionError;
+use crate::lingering::{Lingering, reset};
 use crate::monitor::{Event, UNREAD_MAX};
 use crate::sync::Arc;
 
@@ -67,15 +69,20 @@ impl Shared {
                 self.wake(self.scheduler.push_reread(None, Arc::clone(conn)));
             }
         }
+        // It is where a peer does not take its replies, or is owed too much.
+        let lost_replies = conn.out_queue.has_failed();
         if self.options.detach_ended
             && conn.is_done()
             && let Some(detached) = self.detach(conn.id)
         {
             self.events.push(Event::Detached { connection: conn.id });
-            if !matches!(error, ConnectionError::PeerClosed | ConnectionError::Socket { .. }) {
+            if lost_replies {
+                reset(detached.socket);
+            } else if !matches!(error, ConnectionError::PeerClosed | ConnectionError::Socket { .. }) {
                 // Closing with unread bytes would reset the connection, and destroy what is on its way to the peer.
                 let _ = shutdown(&detached.socket, Shutdown::Write);
-                self.timer.linger(detached.socket, now().plus_ms(self.limits().linger_timeout_ms));
+                let deadline = now().plus_ms(conn.limits().linger_timeout_ms);
+                self.timer.linger(Lingering::new(detached.socket, conn, deadline));
             }
         }
     }
@@ -85,12 +92,19 @@ impl Shared {
         self.check_room(conn);
         let limits = conn.limits();
         let mut ended = None;
+        // While all workers are busy none reads what arrives. Asked for only where nothing moved for a while: each time is a
+        // system call.
+        let is_silent_for = |ms| now > Time(conn.active_at.load(Ordering::Relaxed)).plus_ms(ms);
+        let is_starved = conn.pressure.waits() || conn.room.waits();
         let limit_ms = limits.assembly_timeout_ms;
         if conn.is_amid_a_message() {
             let mut reader = conn.reader.lock();
             if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
                 ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
-            } else if conn.paused.load(Ordering::SeqCst) || conn.pressure.waits() || conn.room.waits() {
+            } else if conn.paused.load(Ordering::SeqCst)
+                || is_starved
+                || limit_ms != 0 && is_silent_for(limit_ms / 4) && has_unread(&reader)
+            {
                 // A peer that is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
             } else if limit_ms != 0
@@ -101,8 +115,9 @@ impl Shared {
         }
         let limit_ms = limits.idle_timeout_ms;
         if limit_ms != 0 && conn.waiting_messages.load(Ordering::SeqCst) == 0 {
-            let active = Time(conn.active_at.load(Ordering::Relaxed));
-            if now > active.plus_ms(limit_ms) {
+            if is_starved || is_silent_for(limit_ms) && has_unread(&conn.reader.lock()) {
+                conn.active_at.store(now.0, Ordering::Relaxed);
+            } else if is_silent_for(limit_ms) {
                 ended = Some(ConnectionError::IdleTimeout { limit_ms });
             }
         }

@@ -27,6 +27,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::budget::SharedBudget;
 use crate::connection::{Admission, Attachment, Connection};
 use crate::error::{AttachError, ConnectionError};
+use crate::lingering::reset;
 use crate::monitor::{Event, Events};
 use crate::options::{MessageFraming, MuxOptions};
 use crate::pollable::Pollable;
@@ -113,6 +114,8 @@ pub(crate) struct MuxCounts {
     pub(crate) rx_pauses: AtomicU64,
     /// Times a connection was not read because memory for messages in part was short.
     pub(crate) memory_waits: AtomicU64,
+    /// Closed connections whose peers sent too much.
+    pub(crate) lingers_cut: AtomicU64,
     pub(crate) ends: crate::kcm::EndCounts,
     /// Of connections that are detached.
     pub(crate) retired: crate::connection::Counts,
@@ -217,7 +220,11 @@ impl Mux {
         let shared = self.shared();
         if let Some(conn) = shared.find(connection) {
             shared.end(&conn, error);
-            drop(shared.detach(connection));
+            if let Some(Detached { socket, unsent, .. }) = shared.detach(connection)
+                && !unsent.is_empty()
+            {
+                reset(socket);
+            }
         }
     }
 

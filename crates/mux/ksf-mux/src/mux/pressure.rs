@@ -192,22 +192,25 @@ impl Shared {
         if limit_ms == 0 || !(conn.pressure.has_pass() || conn.room.has_pass()) {
             return false;
         }
-        let unread = reader
-            .socket
-            .as_ref()
-            .is_some_and(|socket| rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0));
-        if unread {
+        if has_unread(reader) {
             conn.input_at.store(now.0, Ordering::SeqCst);
         }
         now > Time(conn.input_at.load(Ordering::SeqCst)).plus_ms(limit_ms)
     }
 }
 
+/// True if bytes have arrived that no worker has read yet.
+pub(super) fn has_unread(reader: &Reader) -> bool {
+    reader.socket.as_ref().is_some_and(|socket| rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use ksf::framing::Framing;
 
-    use super::Shortage;
+    use super::{Shortage, now};
     use crate::{Mux, MuxOptions};
 
     #[test]
@@ -257,5 +260,29 @@ mod tests {
             left += 1;
         }
         assert_eq!((left, shared.passes.lock().unwrap().waiting()), (taken, 0));
+    }
+
+    #[test]
+    fn a_connection_that_waits_for_room_is_not_idle() {
+        let mut options = MuxOptions::new(Framing::RecordMark);
+        options.limits.idle_timeout_ms = 1000;
+        let mux = Mux::new(options).unwrap();
+        let shared = mux.shared();
+        let (_peer, socket) = std::os::unix::net::UnixStream::pair().unwrap();
+        let conn = shared.find(mux.attach(socket.into()).unwrap()).unwrap();
+        let others_bytes = shared.budget.shard_bytes_max();
+        shared.memory.fetch_add(others_bytes, Ordering::SeqCst);
+        while shared.room_passes.lock().unwrap().take(false) {}
+        shared.wait_for_memory(&conn, Shortage::Room);
+        let later = |ms| now().plus_ms(ms);
+        shared.check_time(&conn, later(10_000));
+        assert_eq!(conn.error.get(), None);
+        // Its time begins when it is read again.
+        shared.memory.fetch_sub(others_bytes, Ordering::SeqCst);
+        shared.check_time(&conn, later(10_500));
+        assert_eq!(conn.error.get(), None);
+        assert!(!conn.room.waits());
+        shared.check_time(&conn, later(20_000));
+        assert_eq!(conn.error.get(), Some(&crate::ConnectionError::IdleTimeout { limit_ms: 1000 }));
     }
 }
