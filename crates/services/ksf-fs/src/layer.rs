@@ -58,7 +58,7 @@ pub struct FsOptions {
     /// How long they are kept, in seconds. Default 60.
     pub group_seconds: u64,
     /// Files with data that was written and not yet committed, at most a quarter of what the process may open; each has a
-    /// descriptor, beside those of `descriptors_max`. Connections have shares as of `open_files_max`. A write of one file more is
+    /// descriptor, beside those of `descriptors_max`. Connections have shares, as those of `open_files_max`. A write of one file more is
     /// synced by the thread that makes it. Default 2048.
     pub uncommitted_files_max: usize,
     /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. A connection has 8 of

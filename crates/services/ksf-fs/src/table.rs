@@ -2,8 +2,8 @@
 //!
 //! Each inode is known by the folder and the name under which it was seen last, and by the last name that a link of this server
 //! gave it. To open a handle its names are walked from the root, and what is found must have the handle's kernel handle; anything
-//! else is stale. So a handle survives renames by this server, and a link whose old name is removed; not renames by local programs
-//! (until the object is looked up again), and not the end of the server.
+//! else is stale. So a handle survives renames by this server, and the removal of that name if this server has linked the object
+//! elsewhere; not renames by local programs (until the object is looked up again), and not the end of the server.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -82,6 +82,7 @@ mod tests {
             }
         }
     }
+
     /// One command may add any number of keys to one leaf, which is split when the command ends.
     #[test]
     fn a_search_among_many_hints_compares_few() {
@@ -93,6 +94,7 @@ mod tests {
             assert!(compared <= 64, "a search for {hint} compares {compared} of {} hints", hints.len());
         }
     }
+
     /// A command asks what a key has, changes it, and asks whether its record is out of date.
     #[test]
     fn a_key_that_was_just_found_is_not_searched_again() {

@@ -21,7 +21,7 @@ use crate::memory::Sizes;
 
 /// Entries of a leaf, above which it is split.
 pub const ENTRIES_MAX: usize = 256;
-/// Entries of a leaf that is made of more than one leaf takes: some more fit before it is split.
+/// Entries of each leaf that a split or a start makes: some more fit before it is split again.
 const FILLED: usize = ENTRIES_MAX / 4 * 3;
 /// Longest value that is packed among the keys; longer ones have memory of their own, and may be let go of.
 pub const PACKED_BYTES_MAX: usize = 256;
@@ -258,7 +258,7 @@ impl Leaf {
         found.map(|at| from + at).map_err(|at| from + at)
     }
 
-    /// Whether the entry at a place is that of a key.
+    /// True if the entry at a place is that of a key.
     pub(super) fn is_at(&self, at: usize, key: &[u8]) -> bool {
         self.slots.get(at).is_some_and(|slot| self.key(slot) == key)
     }
