@@ -704,7 +704,7 @@ fn response_without_a_length_is_whole_or_visibly_cut_short() {
         unread.connected(false);
         unread.client.upstream_unread(Upstream::Received(Chunk::from_vec(HALF.into())));
         unread.client.upstream_unread(Upstream::Ended);
-        assert_eq!(unread.client.needs_reset(), ends_by_close, "{request:?}");
+        assert!(unread.client.needs_reset(), "{request:?}");
         assert_eq!(text(unread.client.set_time_ms(1)), format!("{returned}{last_chunk}"));
         assert!(!unread.client.needs_reset(), "{request:?}");
     }
