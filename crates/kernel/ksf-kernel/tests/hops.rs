@@ -60,7 +60,7 @@ fn a_hop_that_fails_ends_one_connection_and_is_renewed() {
         let hops = break_hops();
         assert!(hops > 0);
         let mut lost = 0;
-        for xid in 0..2_000 {
+        let mut call = |xid| {
             send_all(&mut client, &null_call(xid));
             let mut reply = [0; 28];
             match client.read_exact(&mut reply) {
@@ -75,11 +75,13 @@ fn a_hop_that_fails_ends_one_connection_and_is_renewed() {
                     client = connect(address);
                 }
             }
-        }
-        assert!(lost > 0 && lost <= hops, "{lost} connections for {hops} sockets");
+        };
+        (0..2_000).for_each(&mut call);
         let before = counter(&kernel, "segments_hopped");
-        (0..200).for_each(|xid| ask(&mut client, &null_call(xid), &null_reply(xid)));
+        // On a busy machine a call may meet only now a hop that is broken: of another CPU.
+        (0..200).for_each(&mut call);
         assert!(counter(&kernel, "segments_hopped") > before, "renewed hops carry replies");
+        assert!(lost > 0 && lost <= hops, "{lost} connections for {hops} sockets");
         assert_eq!(counter(&kernel, "replies_broken"), lost as u64);
         drop(client);
         server.drain().unwrap();

@@ -69,6 +69,8 @@ pub(crate) struct Connection {
     pub(crate) counts: Counts,
     /// When bytes moved last, on the monotonic clock.
     pub(crate) active_at: AtomicU64,
+    /// When bytes of the peer were read last.
+    pub(crate) read_at: AtomicU64,
 }
 
 /// What goes with a connection at the wish of the caller that attached it.
@@ -152,6 +154,7 @@ impl Connection {
             attachment: OnceLock::new(),
             counts: Counts::default(),
             active_at: AtomicU64::new(crate::mux::now().0),
+            read_at: AtomicU64::new(crate::mux::now().0),
         }
     }
 

@@ -334,7 +334,8 @@ fn an_end_that_throws_replies_away_is_a_reset() {
         wait_until("replies wait", || mux.memory() > limits.out_queue_bytes_max);
         (running, client)
     };
-    let (running, mut client) = ask(Limits { send_timeout_ms: 50, ..Limits::default() });
+    let (running, mut client) = ask(Limits::default());
+    running.server.set_limits(&Limits { send_timeout_ms: 50, ..Limits::default() }.into());
     running.counts("closed_send_timeout", 1);
     expect_reset(&mut client);
 

@@ -304,7 +304,9 @@ impl Descriptors {
             let mut gone = Gone::default();
             let mut part = self.lock(at);
             for _ in 0..part.objects.len().div_ceil(4) {
-                self.evict(&exports, &mut part, export_id, None, &mut gone);
+                if !self.evict(&exports, &mut part, export_id, None, &mut gone) {
+                    break;
+                }
             }
             drop(part);
             all.push(gone);

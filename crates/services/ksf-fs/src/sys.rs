@@ -255,7 +255,7 @@ fn checked(done: c_long) -> Result<c_long> {
 }
 
 /// Longest entry of a user in the system's databases.
-const USER_BYTES_MAX: usize = 1 << 20;
+pub(crate) const USER_BYTES_MAX: usize = 1 << 20;
 
 /// The supplementary groups of a user by the system's databases, which may wait for a server; `None` for an unknown user.
 ///
@@ -270,7 +270,8 @@ pub(crate) fn groups_of(uid: u32, groups_max: usize) -> Result<Option<Vec<u32>>>
     loop {
         // SAFETY: all pointers are to live memory of this function, and `text` has the length that is passed.
         match unsafe { libc::getpwuid_r(uid, &raw mut user, text.as_mut_ptr(), text.len(), &raw mut found) } {
-            0 => break,
+            // The latter say the same of a user that is not there (getpwuid(3)), as without /etc/passwd.
+            0 | libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => break,
             libc::ERANGE if text.len() < USER_BYTES_MAX => text.resize(4 * text.len(), 0),
             errno => return Err(Errno::from_raw_os_error(errno)),
         }

@@ -92,19 +92,18 @@ impl Shared {
         self.check_room(conn);
         let limits = conn.limits();
         let mut ended = None;
-        // While all workers are busy none reads what arrives. Asked for only where nothing moved for a while: each time is a
-        // system call.
+        // While all workers are busy none reads what arrives, also from peers that get replies. Asked for only where nothing was
+        // read for a while: each time is a system call.
+        let is_unread_for = |ms| now > Time(conn.read_at.load(Ordering::Relaxed)).plus_ms(ms);
         let is_silent_for = |ms| now > Time(conn.active_at.load(Ordering::Relaxed)).plus_ms(ms);
+        let is_paused = conn.paused.load(Ordering::SeqCst);
         let is_starved = conn.pressure.waits() || conn.room.waits();
         let limit_ms = limits.assembly_timeout_ms;
         if conn.is_amid_a_message() {
             let mut reader = conn.reader.lock();
             if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
                 ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
-            } else if conn.paused.load(Ordering::SeqCst)
-                || is_starved
-                || limit_ms != 0 && is_silent_for(limit_ms / 4) && has_unread(&reader)
-            {
+            } else if is_paused || is_starved || limit_ms != 0 && is_unread_for(limit_ms / 4) && has_unread(&reader) {
                 // A peer that is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
             } else if limit_ms != 0
@@ -115,7 +114,7 @@ impl Shared {
         }
         let limit_ms = limits.idle_timeout_ms;
         if limit_ms != 0 && conn.waiting_messages.load(Ordering::SeqCst) == 0 {
-            if is_starved || is_silent_for(limit_ms) && has_unread(&conn.reader.lock()) {
+            if is_starved || is_silent_for(limit_ms) && !is_paused && has_unread(&conn.reader.lock()) {
                 conn.active_at.store(now.0, Ordering::Relaxed);
             } else if is_silent_for(limit_ms) {
                 ended = Some(ConnectionError::IdleTimeout { limit_ms });

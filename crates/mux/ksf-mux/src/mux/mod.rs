@@ -219,9 +219,11 @@ impl Mux {
     pub(crate) fn abort(&self, connection: ConnectionId, error: ConnectionError) {
         let shared = self.shared();
         if let Some(conn) = shared.find(connection) {
+            // Then it has thrown its replies away.
+            let has_failed = conn.out_queue.has_failed();
             shared.end(&conn, error);
             if let Some(Detached { socket, unsent, .. }) = shared.detach(connection)
-                && !unsent.is_empty()
+                && (has_failed || !unsent.is_empty())
             {
                 reset(socket);
             }

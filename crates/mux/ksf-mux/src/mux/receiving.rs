@@ -110,7 +110,9 @@ impl Shared {
                         return;
                     }
                     Ok((chunk, full)) => {
-                        conn.active_at.store(now().0, Ordering::Relaxed);
+                        let now = now().0;
+                        conn.active_at.store(now, Ordering::Relaxed);
+                        conn.read_at.store(now, Ordering::Relaxed);
                         let (more_wakes, all) = self.cut(conn, reader, &chunk, cx);
                         wakes += more_wakes;
                         match all {

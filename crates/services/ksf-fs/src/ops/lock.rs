@@ -321,7 +321,7 @@ mod tests {
         assert!(taken[..500].iter().all(|count| *count >= 8));
         assert_eq!(taken.iter().sum::<usize>(), LOCKS_OF_FILE_MAX);
         assert_eq!(taken[599], 0);
-        // Neither one range more nor one that becomes three.
+        // No range more for the one that has just got the last one.
         assert!(counts.change(&file(0), 0, 2048, 2047) && counts.change(&file(0), 599, 0, 1));
         assert!(!counts.change(&file(0), 599, 1, 2) && counts.change(&file(1), 599, 0, 1));
     }
