@@ -169,7 +169,9 @@ impl Attack<'_> {
         let mut look = || {
             most = most.max(self.resident_bytes().saturating_sub(idle));
             assert!(most <= bound + bound / 4, "{}: {most} bytes of {bound}", self.name);
-            assert_eq!(self.threads(), threads, "{}: threads", self.name);
+            // A thread has its name a moment after its start.
+            let now = self.threads();
+            assert_eq!(now.len(), threads.len(), "{}: threads {now:?}, and before {threads:?}", self.name);
         };
         let begin = |_| {
             let mut peer = connect(self.address());
