@@ -38,6 +38,7 @@ use std::sync::{Arc, Weak};
 pub use self::chunk::Chunk;
 use self::region::Region;
 pub use self::slot::SlotMut;
+use crate::buffers::Buffers;
 use crate::error::Error;
 
 /// Where the memory of a pool lives.
@@ -86,12 +87,16 @@ pub struct PoolSpec {
     pub live: Vec<SlotName>,
     /// Slots that short messages are kept in; none by default, and messages are kept in the slots they were received into.
     pub short: Option<Box<PoolSpec>>,
+    /// Memory of copies, which are made when `kept_max` slots are kept; by default a source of its own, which keeps
+    /// [`KEEP_BYTES_PER_CLASS`](crate::buffers::KEEP_BYTES_PER_CLASS). A server takes its own one instead.
+    pub buffers: Buffers,
 }
 
 impl PoolSpec {
     /// Slots of `slot_bytes` bytes each, without headroom, of which half may be kept.
     pub fn new(memory: Memory, slot_bytes: u32, slots: u32) -> Self {
-        Self { memory, id: 0, slot_bytes, slots, headroom_bytes: 0, kept_max: slots / 2, live: Vec::new(), short: None }
+        let (kept_max, buffers) = (slots / 2, Buffers::default());
+        Self { memory, id: 0, slot_bytes, slots, headroom_bytes: 0, kept_max, live: Vec::new(), short: None, buffers }
     }
 
     /// Slots of [`SHORT_SLOT_BYTES`] bytes each for [`PoolSpec::with_short`]: their id is [`SHORT_ID`], and all of them may be

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::gates::Gates;
 use crate::limits::{Limits, ServerLimits};
 use crate::listener::{self, ListenAddr, SocketOptions, Sockets, UnlinkOnDrop};
+use crate::output::Spares;
 use crate::pool::{Memory, Opened, Pool, PoolSpec, PoolUsage};
 use crate::service::Service;
 use crate::shard::{AnyService, ListenerKind, Shard, ShardListener, now};
@@ -478,15 +479,15 @@ impl Server {
                         if plan.short_slots == 0 { long } else { long.with_short(short()) }
                     }
                 };
-                let Opened { pool, live } = Pool::open(spec)?;
+                let Opened { pool, live } = Pool::open(PoolSpec { buffers: buffers.clone(), ..spec })?;
                 stats.watch(&pool);
                 Ok(Env {
                     now: now(),
+                    spares: Spares::within(plan.limits.shard_bytes_max),
                     limits: plan.limits,
                     stats,
                     pool,
                     live,
-                    spares: Default::default(),
                     spare_held: Default::default(),
                     spare_asides: Default::default(),
                     buffers,

@@ -182,6 +182,7 @@ impl<S: WorkerService> Workers<S> {
             sockets.push(Arc::clone(&socket));
             let mut env = Env::new(options.limits.clone(), no_pool()?)?;
             env.shard = number;
+            env.buffers = mux.0.0.buffers.clone();
             env.answers = Some(Arc::clone(&pending) as Arc<dyn Answers>);
             stats.push(Arc::clone(&env.stats));
             let worker = Worker {

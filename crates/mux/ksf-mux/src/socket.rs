@@ -61,12 +61,12 @@ impl MessageSocket {
     pub(crate) fn new(mux: Handle) -> std::io::Result<Self> {
         let worker = Some(mux.0.scheduler.join());
         let state = WorkerState {
-            receiver: Receiver::new()?,
+            receiver: Receiver::new(&mux.0.buffers)?,
             lease: Lease::new(),
             held: Output::default(),
             held_messages: 0,
             held_for: None,
-            spares: Spares::default(),
+            spares: Spares::within(mux.0.limits().shard_bytes_max),
             cost: CostEstimate::new(),
             taken: 0,
             taken_at: now(),

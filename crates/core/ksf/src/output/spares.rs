@@ -42,7 +42,7 @@ impl Spares {
 
     /// Keeps at most a sixteenth of `shard_bytes_max` in small buffers, and an eighth in large ones: what is kept does not count
     /// among the replies. By default, and with the default limit, that is 16 MiB and 32 MiB.
-    pub(crate) fn within(shard_bytes_max: usize) -> Self {
+    pub fn within(shard_bytes_max: usize) -> Self {
         Self {
             small: Vec::new(),
             small_bytes: 0,

@@ -54,7 +54,7 @@ unsafe impl Sync for Region {}
 
 impl Region {
     pub(super) fn map(spec: PoolSpec, short: Option<Arc<Region>>) -> io::Result<Self> {
-        let PoolSpec { memory, id, slot_bytes, slots, headroom_bytes, kept_max, live: _, short: _ } = spec;
+        let PoolSpec { memory, id, slot_bytes, slots, headroom_bytes, kept_max, live: _, short: _, buffers } = spec;
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         let bytes = (slot_bytes as usize).checked_mul(slots as usize).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| invalid("a pool has at least one slot of at least one byte"))?;
@@ -114,7 +114,7 @@ impl Region {
             kept: AtomicU32::new(0),
             copies: AtomicU64::new(0),
             short,
-            buffers: Buffers::default(),
+            buffers,
         })
     }
 

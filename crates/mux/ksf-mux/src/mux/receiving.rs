@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
+use ksf::buffers::Buffers;
 use ksf::pool::{Chunk, Memory, Pool, PoolSpec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -32,8 +33,9 @@ impl Receiver {
     /// For short messages that a worker or a service keeps.
     const SHORT_SLOTS: u32 = 1024;
 
-    pub(crate) fn new() -> std::io::Result<Self> {
-        let long = PoolSpec::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS);
+    pub(crate) fn new(buffers: &Buffers) -> std::io::Result<Self> {
+        let long =
+            PoolSpec { buffers: buffers.clone(), ..PoolSpec::new(Memory::Anonymous, Self::SLOT_BYTES, Self::SLOTS) };
         let opened = Pool::open(long.with_short(PoolSpec::short(Memory::Anonymous, Self::SHORT_SLOTS)));
         let pool = opened.map_err(|error| std::io::Error::other(error.to_string()))?.pool;
         Ok(Self { pool, found: CutMessages::default(), batches: Vec::new(), ranges: Vec::new() })
