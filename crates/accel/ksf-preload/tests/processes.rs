@@ -140,6 +140,8 @@ fn nothing_comes_back_into_the_environment_of_another_program_or_user() {
         &["setpriv", "--reuid=33", "--clear-groups", "env", "-i", "/usr/bin/env"],
         &["setpriv", "--reuid=33", "--clear-groups", "--reset-env", "/usr/bin/env"],
         &["sh", "-c", "env -i sh -c env"],
+        &["su", "-l", "-s", "/bin/sh", "nobody", "-c", "env"],
+        &["runuser", "-u", "www-data", "--", "env", "-i", "env"],
     ] {
         let found = run(accelerated(tool[0], &holder).args(&tool[1..]).stdin(Stdio::null()));
         assert!(!found.contains("KSF_ACCEL") && !found.contains("LD_PRELOAD"), "{tool:?}: {found}");
