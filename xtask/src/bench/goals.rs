@@ -227,6 +227,7 @@ fn store(goals: &mut Vec<Goal>) {
 
 fn nfs(goals: &mut Vec<Goal>) {
     const SMALL: [&str; 5] = ["nfs-getattr", "nfs-lookup", "nfs-access", "nfs-read-4k", "nfs-write-4k"];
+    const MORE: [&str; 4] = ["nfs-readdirplus-32", "nfs-listing-50000", "nfs-small-files-1x8", "nfs-sfs2008-1x8"];
     let placement = Placement::Other;
     let ganesha = Against::Best(&[Ganesha, GaneshaTuned]);
     // The kernel copies twice, out of the page cache and into TCP: what remains is the protocol.
@@ -238,10 +239,19 @@ fn nfs(goals: &mut Vec<Goal>) {
         against: Against::Best(&[PreadSend]),
         bound: Bound::AtLeast(0.8),
     });
+    // GETATTR above NULL; here with all that NULL takes, too.
+    goals.push(Goal {
+        case: "nfs-getattr-32x8",
+        subject: Nfs,
+        placement,
+        metric: Metric::ServerCpuUs,
+        against: Against::Absolute,
+        bound: Bound::AtMost(2.0),
+    });
     let mut goal = |case, metric, bound| {
         goals.push(Goal { case, subject: Nfs, placement, metric, against: ganesha, bound });
     };
-    for case in SMALL.into_iter().flat_map(by_depth).chain(["nfs-readdirplus-32"]) {
+    for case in SMALL.into_iter().flat_map(by_depth).chain(MORE) {
         goal(case, Metric::MessagesPerS, Bound::AtLeast(3.0));
         goal(case, Metric::RttP99Us, Bound::AtMost(0.5));
     }
