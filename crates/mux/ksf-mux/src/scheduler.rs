@@ -170,7 +170,27 @@ struct Class<S: Source> {
 
 struct ClassState<S: Source> {
     running: usize,
-    parked: VecDeque<(S, S::Message)>,
+    /// By connection; these take turns.
+    parked: VecDeque<(S, VecDeque<S::Message>)>,
+}
+
+impl<S: Source> ClassState<S> {
+    fn park(&mut self, source: S, message: S::Message) {
+        match self.parked.iter_mut().find(|(parked, _)| parked.is_same(&source)) {
+            Some((_, messages)) => messages.push_back(message),
+            None => self.parked.push_back((source, VecDeque::from([message]))),
+        }
+    }
+
+    /// The next message that was parked.
+    fn unpark(&mut self) -> Option<Entry<S>> {
+        let (source, mut messages) = self.parked.pop_front()?;
+        let message = messages.pop_front()?;
+        if !messages.is_empty() {
+            self.parked.push_back((source.clone(), messages));
+        }
+        Some((source, message))
+    }
 }
 
 /// Queues, and how many workers sleep.
@@ -374,7 +394,7 @@ impl<S: Source> Scheduler<S> {
             if let Some(class) = class.and_then(|class| self.classes.get(class)) {
                 let mut state = lock(&class.state);
                 state.running -= 1;
-                parked = state.parked.pop_front();
+                parked = state.unpark();
             }
             let mut entries = lock(&self.common.entries);
             let before = entries.len();
@@ -395,7 +415,7 @@ impl<S: Source> Scheduler<S> {
         if let Some(class) = class.and_then(|class| self.classes.get(class)) {
             let mut state = lock(&class.state);
             state.running -= 1;
-            let next = state.parked.pop_front();
+            let next = state.unpark();
             drop(state);
             wanted += self.append(worker, next);
         }
@@ -556,7 +576,7 @@ impl<S: Source> Scheduler<S> {
                 |(source, _): &mut Entry<S>| taken == 0 || lease.back().is_some_and(|last| last.source.is_same(source));
             let Some((source, message)) = entries.pop_front_if(is_next) else { break };
             popped += 1;
-            if let Some(admitted) = self.admit(source, message) {
+            if let Some(admitted) = self.admit(source, message, queue, &mut entries) {
                 lease.push_back(admitted);
                 taken += 1;
                 found = Take::Messages;
@@ -576,24 +596,47 @@ impl<S: Source> Scheduler<S> {
     }
 
     /// The message, unless its connection is throttled or has done the work of its turn, or its class is at its cap: then it is
-    /// put aside until the connection has its next turn, or one of the class is finished.
-    fn admit(&self, source: S, message: S::Message) -> Option<Taken<S>> {
+    /// put aside until the connection has its next turn, or one of the class is finished. `entries` are those of the queue that
+    /// it was in.
+    fn admit(
+        &self,
+        source: S,
+        message: S::Message,
+        queue: &Queue<S>,
+        entries: &mut VecDeque<Entry<S>>,
+    ) -> Option<Taken<S>> {
+        let class = source.class(&message).filter(|class| *class < self.classes.len());
         let message = if source.is_throttled() || source.parked().is_turn_over() {
-            self.park(&source, message)?
+            let Some(message) = self.park(&source, message) else {
+                if let Some(next) = class.and_then(|class| self.next_below_cap(class)) {
+                    entries.push_back(next);
+                    queue.len.fetch_add(1, Ordering::SeqCst);
+                    self.count_queued(1);
+                }
+                return None;
+            };
+            message
         } else {
             message
         };
-        let class = source.class(&message).filter(|class| *class < self.classes.len());
         if let Some(at) = class {
             let Class { cap, state } = &self.classes[at];
             let mut state = lock(state);
             if state.running >= *cap {
-                state.parked.push_back((source, message));
+                state.park(source, message);
                 return None;
             }
             state.running += 1;
         }
         Some(Taken { source, message, class, more: false })
+    }
+
+    /// The next parked message of a class that has a place. To be asked for when a message of it is parked for its connection:
+    /// the place may have been for that one.
+    fn next_below_cap(&self, class: usize) -> Option<Entry<S>> {
+        let Class { cap, state } = self.classes.get(class)?;
+        let mut state = lock(state);
+        if state.running < *cap { state.unpark() } else { None }
     }
 
     /// Parks a message while its connection is throttled or has done the work of its turn; else returns it.

@@ -55,9 +55,9 @@ fn every_message_is_worked_on_once_and_no_worker_on_two() {
 
 #[test]
 fn without_costs_it_is_as_good_as_the_ideal_queue() {
-    for burst in [1, 8] {
+    for (burst, weights) in [(1, EVEN.weights), (8, EVEN.weights), (1, &[1])] {
         for workers in [2, 4, 8, 16] {
-            let arrivals = Load { burst, ..EVEN }.draw(workers, 1);
+            let arrivals = Load { burst, weights, ..EVEN }.draw(workers, 1);
             let ours = summary(SimPolicy::OURS, workers, Costs::NONE, &arrivals);
             let ideal = summary(SimPolicy::Ideal, workers, Costs::NONE, &arrivals);
             // The quick messages of a burst wait for the turns of others, if long ones of the same burst were before them.

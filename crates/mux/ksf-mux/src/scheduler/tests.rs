@@ -355,6 +355,40 @@ fn a_class_at_its_cap_parks_the_rest_and_lets_others_pass() {
 }
 
 #[test]
+fn connections_take_turns_below_a_cap() {
+    let scheduler = Scheduler::new(&[1]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &FREE, 100..104);
+    scheduler.push(Some(&worker), &OTHER, [110]);
+    let mut order = Vec::new();
+    for _ in 0..5 {
+        order.extend(take(&scheduler, &worker, 1));
+        assert_eq!(take(&scheduler, &worker, 1), []);
+        scheduler.finish(Some(&worker), &FREE, Some(0));
+    }
+    assert_eq!(order, [100, 101, 110, 102, 103]);
+}
+
+#[test]
+fn a_throttled_connection_holds_up_no_other_one_of_the_class() {
+    static SLOW: Throttle = Throttle::new();
+    let slow = Peer { name: b's', ordered: None, throttle: &SLOW };
+    let scheduler = Scheduler::new(&[1]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &slow, [100, 101]);
+    scheduler.push(Some(&worker), &OTHER, [110, 111]);
+    assert_eq!(take(&scheduler, &worker, 1), [100]);
+    assert_eq!(take(&scheduler, &worker, 1), []);
+    SLOW.is_on.store(true, Ordering::SeqCst);
+    scheduler.finish(Some(&worker), &slow, Some(0));
+    // 101 has its turn in the class, and is parked.
+    assert_eq!(take(&scheduler, &worker, 1), [110]);
+    scheduler.finish(Some(&worker), &OTHER, Some(0));
+    assert_eq!(take(&scheduler, &worker, 1), [111]);
+    assert_eq!((take(&scheduler, &worker, 1), scheduler.queued()), (vec![], 0));
+}
+
+#[test]
 fn giving_back_frees_a_place_of_the_class() {
     let scheduler = Scheduler::new(&[1]);
     let worker = scheduler.join();
