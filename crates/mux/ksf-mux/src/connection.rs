@@ -28,7 +28,7 @@ pub(crate) struct Connection {
     /// Limits of its own, where it has some. Those of the multiplexor as a whole hold nevertheless.
     own_limits: Option<Arc<Limits>>,
     ordered: Option<OrderedQueue<MessageBatch>>,
-    /// Messages that wait until the peer takes what it is owed.
+    /// Messages that wait for its next turn, or until the peer takes what it is owed.
     parked: Parked<MessageBatch>,
     pub(crate) reader: CombiningLock<Reader>,
     pub(crate) out_queue: OutQueue<OwnedFd>,

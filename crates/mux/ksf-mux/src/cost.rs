@@ -1,5 +1,7 @@
 //! What messages cost a worker, and what follows for how many it takes at once.
 
+use crate::scheduler::TURN_NS;
+
 /// What a message costs a worker, told by how long it worked on the last ones; from it, how many it takes at once.
 ///
 /// What it has taken no other worker can take, so that must be little work: [`Self::WORK_MAX_NS`]. Messages that cost
@@ -70,6 +72,12 @@ impl CostEstimate {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::MESSAGES_MAX)
     }
 
+    /// Batches of a connection that are expected to be the work of a turn.
+    pub fn turn_batches(&self) -> usize {
+        let fit = TURN_NS as u64 / self.message_ns.max(1) / self.batch_len() as u64;
+        usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::MESSAGES_MAX)
+    }
+
     /// `messages` took `time_ns`. Expensive ones are believed at once, cheap ones after a while.
     pub fn observe(&mut self, time_ns: u64, messages: usize) {
         let each_ns = time_ns / messages.max(1) as u64;
@@ -110,5 +118,6 @@ mod tests {
         size.observe(20_000_000, 10);
         size.observe(0, 0);
         assert_eq!(size.want(), 1, "one cheap batch proves nothing");
+        assert_eq!(size.turn_batches(), 1, "at least one");
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   reads a chunk ──push──► queue of the reading worker ──take──► the same worker: one, or a batch while all are busy
-//!                                   │
-//!                                   └──steal (single messages while a worker is idle)──► any worker out of work
+//!                               ▲   │
+//!                               │   └──steal (single messages while a worker is idle)──► any worker out of work
+//!                               │   │
+//!                next turn ─────┴───┴──park (its connection has done a millisecond of work)
 //! ```
 //!
 //! A message is bound to a worker as late as possible: it lies in a queue that all may take from until one works
@@ -36,50 +38,58 @@ pub trait Source: Clone {
     /// [`Scheduler::unpark`] has to be called.
     fn is_throttled(&self) -> bool;
 
-    /// Its messages that were put aside meanwhile.
+    /// Its messages that wait for that, or for its next turn.
     fn parked(&self) -> &Parked<Self::Message>;
 }
 
-/// Messages of a connection that was throttled when they were to be taken, in their order.
+/// Work in ns after which a connection gives way to the others: its messages in the queues are parked until its next turn.
+pub const TURN_NS: usize = 1_000_000;
+
+/// Messages of a connection that was throttled, or had done the work of a turn, when they were to be taken; and those that
+/// arrived behind them.
 #[derive(Debug)]
 pub struct Parked<M> {
-    messages: Mutex<VecDeque<M>>,
+    state: Mutex<ParkedState<M>>,
     /// Messages in it, so that no thread locks an empty list.
     len: AtomicUsize,
+    /// Work of the connection in its turn.
+    work_ns: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct ParkedState<M> {
+    messages: VecDeque<M>,
+    /// The connection is in the queue for its next turn.
+    has_turn: bool,
 }
 
 impl<M> Default for Parked<M> {
     fn default() -> Self {
-        Self { messages: Mutex::new(VecDeque::new()), len: AtomicUsize::new(0) }
+        let state = Mutex::new(ParkedState { messages: VecDeque::new(), has_turn: false });
+        Self { state, len: AtomicUsize::new(0), work_ns: AtomicUsize::new(0) }
     }
 }
 
 impl<M> Parked<M> {
-    /// Keeps a message while the connection is throttled; else returns it.
-    fn keep_while(&self, is_throttled: impl FnOnce() -> bool, message: M) -> Option<M> {
-        let mut messages = lock(&self.messages);
-        // Counted before the look: an end of the throttling before it is seen by the look, and one after it sees the count.
-        self.len.fetch_add(1, Ordering::SeqCst);
-        if is_throttled() {
-            messages.push_back(message);
-            return None;
-        }
-        self.len.fetch_sub(1, Ordering::SeqCst);
-        Some(message)
-    }
-
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::SeqCst) == 0
     }
 
-    fn take(&self) -> VecDeque<M> {
-        if self.is_empty() {
-            return VecDeque::new();
+    /// Counts work on messages of the connection. `is_last`: none of its messages waits or is in work, so nobody can have
+    /// waited for it.
+    pub fn note_work(&self, ns: u64, is_last: bool) {
+        if is_last {
+            self.work_ns.store(0, Ordering::SeqCst);
+        } else {
+            // No more than ends the turn: the sum stays small.
+            self.work_ns.fetch_add(usize::try_from(ns).unwrap_or(TURN_NS).min(TURN_NS), Ordering::SeqCst);
         }
-        let mut messages = lock(&self.messages);
-        self.len.fetch_sub(messages.len(), Ordering::SeqCst);
-        std::mem::take(&mut messages)
+    }
+
+    /// True if the work of a turn is done.
+    fn is_turn_over(&self) -> bool {
+        self.work_ns.load(Ordering::SeqCst) >= TURN_NS
     }
 }
 
@@ -121,13 +131,17 @@ pub enum Take<S> {
     Nothing,
     /// Messages; they were appended to the lease.
     Messages,
-    /// A connection that has to be read again.
-    Reread(S),
+    /// The turn of a connection. All messages in the queues were taken; what others have sent meanwhile is to be read first.
+    Turn(Turn<S>),
 }
 
-enum Entry<S: Source> {
-    Message(S, S::Message),
+/// What a connection waits for behind all messages in the queues.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Turn<S> {
+    /// It has to be read again.
     Reread(S),
+    /// Its parked messages may be taken again: [`Scheduler::begin_turn`] has to be called.
+    Parked(S),
 }
 
 /// The queue of one worker, which every other may take from.
@@ -138,6 +152,9 @@ struct Queue<S: Source> {
     /// Entries in it, so that no thread locks an empty queue.
     len: AtomicUsize,
 }
+
+/// A message, and where it came from.
+type Entry<S> = (S, <S as Source>::Message);
 
 impl<S: Source> Default for Queue<S> {
     fn default() -> Self {
@@ -153,7 +170,27 @@ struct Class<S: Source> {
 
 struct ClassState<S: Source> {
     running: usize,
-    parked: VecDeque<(S, S::Message)>,
+    /// By connection; these take turns.
+    parked: VecDeque<(S, VecDeque<S::Message>)>,
+}
+
+impl<S: Source> ClassState<S> {
+    fn park(&mut self, source: S, message: S::Message) {
+        match self.parked.iter_mut().find(|(parked, _)| parked.is_same(&source)) {
+            Some((_, messages)) => messages.push_back(message),
+            None => self.parked.push_back((source, VecDeque::from([message]))),
+        }
+    }
+
+    /// The next message that was parked.
+    fn unpark(&mut self) -> Option<Entry<S>> {
+        let (source, mut messages) = self.parked.pop_front()?;
+        let message = messages.pop_front()?;
+        if !messages.is_empty() {
+            self.parked.push_back((source.clone(), messages));
+        }
+        Some((source, message))
+    }
 }
 
 /// Queues, and how many workers sleep.
@@ -161,6 +198,9 @@ pub struct Scheduler<S: Source> {
     workers: RwLock<Vec<Arc<Queue<S>>>>,
     /// What comes from threads that are no workers, and what workers left behind.
     common: Queue<S>,
+    /// Connections that gave way to the messages in the other queues. All workers take them, when these are empty: each brings
+    /// no more than the work of a turn there, so none waits for ever.
+    turns: Mutex<VecDeque<Turn<S>>>,
     /// Entries in all queues.
     queued: Padded,
     /// Workers that wait for something to do.
@@ -195,6 +235,7 @@ impl<S: Source> Scheduler<S> {
         Self {
             workers: RwLock::new(Vec::new()),
             common: Queue::default(),
+            turns: Mutex::default(),
             queued: Padded(AtomicUsize::new(0)),
             sleepers: Padded(AtomicUsize::new(0)),
             signals: Padded(AtomicUsize::new(0)),
@@ -250,21 +291,70 @@ impl<S: Source> Scheduler<S> {
             ordered.waiting.extend(messages);
             ordered.busy |= head.is_some();
             drop(ordered);
-            self.append(worker, head.map(|message| Entry::Message(source.clone(), message)))
+            self.append(worker, head.map(|message| (source.clone(), message)))
+        } else if self.park_behind(source, &mut messages) {
+            0
         } else {
-            self.append(worker, messages.map(|message| Entry::Message(source.clone(), message)))
+            self.append(worker, messages.map(|message| (source.clone(), message)))
         };
         self.claim_wakes(wanted)
     }
 
-    /// Asks for another read of a connection after what is queued already. Returns how many workers to wake.
+    /// Parks messages behind those that are parked. False: there are none.
+    fn park_behind(&self, source: &S, messages: &mut impl Iterator<Item = S::Message>) -> bool {
+        let parked = source.parked();
+        if parked.is_empty() {
+            return false;
+        }
+        let mut state = lock(&parked.state);
+        let before = state.messages.len();
+        if before > 0 {
+            state.messages.extend(messages);
+            parked.len.fetch_add(state.messages.len() - before, Ordering::SeqCst);
+        }
+        before > 0
+    }
+
+    /// Asks for another read of a connection when all that is queued was taken. Returns how many workers to wake.
     pub fn push_reread(&self, worker: Option<&Worker<S>>, source: S) -> usize {
-        let wanted = self.append(worker, [Entry::Reread(source)]);
+        self.push_turn(Turn::Reread(source));
+        // A caller without messages takes it at once.
+        self.claim_wakes(usize::from(worker.is_none_or(|worker| worker.0.len.load(Ordering::SeqCst) > 0)))
+    }
+
+    fn push_turn(&self, turn: Turn<S>) {
+        let mut turns = lock(&self.turns);
+        turns.push_back(turn);
+        self.count_queued(1);
+    }
+
+    /// Lets some of a connection's parked messages be taken, `max` at most; for the others it is queued for another turn.
+    /// `worker` is the one that calls, and will take next. Returns how many others to wake.
+    pub fn begin_turn(&self, worker: &Worker<S>, source: &S, max: usize) -> usize {
+        let parked = source.parked();
+        let mut state = lock(&parked.state);
+        state.has_turn = false;
+        parked.work_ns.store(0, Ordering::SeqCst);
+        // After the mark is gone: the thread that ends the throttling later sees that, and queues the connection.
+        if source.is_throttled() {
+            return 0;
+        }
+        let count = state.messages.len().min(max.max(1));
+        let messages: Vec<_> = state.messages.drain(..count).collect();
+        parked.len.fetch_sub(count, Ordering::SeqCst);
+        state.has_turn = !state.messages.is_empty();
+        let has_more = state.has_turn;
+        drop(state);
+        let mut wanted = self.append(Some(worker), messages.into_iter().map(|message| (source.clone(), message)));
+        if has_more {
+            self.push_turn(Turn::Parked(source.clone()));
+            wanted += 1;
+        }
         self.claim_wakes(wanted)
     }
 
-    /// Work for a worker, its own first, then that of others. Messages are appended to `lease`: one while others are idle, up
-    /// to `want` while all are busy, always of one connection.
+    /// Work for a worker, its own first, then that of others, then the next turn of a connection. Messages are appended to
+    /// `lease`: one while others are idle, up to `want` while all are busy, always of one connection.
     pub fn take(&self, worker: &Worker<S>, want: usize, lease: &mut VecDeque<Taken<S>>) -> Take<S> {
         if self.queued.load(Ordering::SeqCst) == 0 {
             return Take::Nothing;
@@ -288,7 +378,11 @@ impl<S: Source> Scheduler<S> {
                 found => return found,
             }
         }
-        Take::Nothing
+        drop(workers);
+        let mut turns = lock(&self.turns);
+        let Some(turn) = turns.pop_front() else { return Take::Nothing };
+        self.queued.fetch_sub(1, Ordering::SeqCst);
+        Take::Turn(turn)
     }
 
     /// Takes messages back that were taken and not begun. Returns how many workers to wake.
@@ -300,12 +394,12 @@ impl<S: Source> Scheduler<S> {
             if let Some(class) = class.and_then(|class| self.classes.get(class)) {
                 let mut state = lock(&class.state);
                 state.running -= 1;
-                parked = state.parked.pop_front();
+                parked = state.unpark();
             }
             let mut entries = lock(&self.common.entries);
             let before = entries.len();
-            entries.push_front(Entry::Message(source, message));
-            entries.extend(parked.map(|(source, message)| Entry::Message(source, message)));
+            entries.push_front((source, message));
+            entries.extend(parked);
             let added = entries.len() - before;
             self.common.len.fetch_add(added, Ordering::SeqCst);
             self.count_queued(added);
@@ -321,36 +415,29 @@ impl<S: Source> Scheduler<S> {
         if let Some(class) = class.and_then(|class| self.classes.get(class)) {
             let mut state = lock(&class.state);
             state.running -= 1;
-            let next = state.parked.pop_front();
+            let next = state.unpark();
             drop(state);
-            wanted += self.append(worker, next.map(|(source, message)| Entry::Message(source, message)));
+            wanted += self.append(worker, next);
         }
         if let Some(ordered) = source.ordered_queue() {
             let mut ordered = lock(&ordered.0);
             let next = ordered.waiting.pop_front();
             ordered.busy = next.is_some();
             drop(ordered);
-            wanted += self.append(worker, next.map(|message| Entry::Message(source.clone(), message)));
+            wanted += self.append(worker, next.map(|message| (source.clone(), message)));
         }
         self.claim_wakes(wanted)
     }
 
-    /// A connection is throttled no longer: its messages may be taken again. Returns how many workers to wake.
+    /// A connection is throttled no longer: it is queued for a turn. Returns how many workers to wake.
     pub fn unpark(&self, source: &S) -> usize {
-        let messages = source.parked().take();
-        if messages.is_empty() {
+        let mut state = lock(&source.parked().state);
+        if state.messages.is_empty() || std::mem::replace(&mut state.has_turn, true) {
             return 0;
         }
-        let mut common = lock(&self.common.entries);
-        let added = messages.len();
-        // In front: they are older than what others will add.
-        for message in messages.into_iter().rev() {
-            common.push_front(Entry::Message(source.clone(), message));
-        }
-        self.common.len.fetch_add(added, Ordering::SeqCst);
-        self.count_queued(added);
-        drop(common);
-        self.claim_wakes(added)
+        self.push_turn(Turn::Parked(source.clone()));
+        drop(state);
+        self.claim_wakes(1)
     }
 
     /// Says that a worker found nothing and will sleep. False: something was queued meanwhile, it must look again.
@@ -429,6 +516,8 @@ impl<S: Source> Scheduler<S> {
             queue.len.fetch_sub(entries.len(), Ordering::SeqCst);
             self.queued.fetch_sub(entries.len(), Ordering::SeqCst);
         }
+        let turns = std::mem::take(&mut *lock(&self.turns));
+        self.queued.fetch_sub(turns.len(), Ordering::SeqCst);
         for class in &self.classes {
             lock(&class.state).parked.clear();
         }
@@ -482,31 +571,15 @@ impl<S: Source> Scheduler<S> {
         let mut found = Take::Nothing;
         let mut taken = 0;
         while taken < want {
-            match entries.front() {
-                None => break,
-                Some(Entry::Reread(_)) if taken > 0 => break,
-                // A batch is of one connection: its replies leave together.
-                Some(Entry::Message(source, _))
-                    if taken > 0 && !lease.back().is_some_and(|last| last.source.is_same(source)) =>
-                {
-                    break;
-                }
-                Some(_) => {}
-            }
+            // A batch is of one connection: its replies leave together.
+            let is_next =
+                |(source, _): &mut Entry<S>| taken == 0 || lease.back().is_some_and(|last| last.source.is_same(source));
+            let Some((source, message)) = entries.pop_front_if(is_next) else { break };
             popped += 1;
-            match entries.pop_front() {
-                None => break,
-                Some(Entry::Reread(source)) => {
-                    found = Take::Reread(source);
-                    break;
-                }
-                Some(Entry::Message(source, message)) => {
-                    if let Some(admitted) = self.admit(source, message) {
-                        lease.push_back(admitted);
-                        taken += 1;
-                        found = Take::Messages;
-                    }
-                }
+            if let Some(admitted) = self.admit(source, message, queue, &mut entries) {
+                lease.push_back(admitted);
+                taken += 1;
+                found = Take::Messages;
             }
         }
         let len = queue.len.fetch_sub(popped, Ordering::SeqCst);
@@ -522,25 +595,67 @@ impl<S: Source> Scheduler<S> {
         found
     }
 
-    /// The message, unless its connection is throttled, or its class is at its cap: then it is put aside until that is
-    /// over, or one of the class is finished.
-    fn admit(&self, source: S, message: S::Message) -> Option<Taken<S>> {
-        let message = if source.is_throttled() {
-            source.parked().keep_while(|| source.is_throttled(), message)?
+    /// The message, unless its connection is throttled or has done the work of its turn, or its class is at its cap: then it is
+    /// put aside until the connection has its next turn, or one of the class is finished. `entries` are those of the queue that
+    /// it was in.
+    fn admit(
+        &self,
+        source: S,
+        message: S::Message,
+        queue: &Queue<S>,
+        entries: &mut VecDeque<Entry<S>>,
+    ) -> Option<Taken<S>> {
+        let class = source.class(&message).filter(|class| *class < self.classes.len());
+        let message = if source.is_throttled() || source.parked().is_turn_over() {
+            let Some(message) = self.park(&source, message) else {
+                if let Some(next) = class.and_then(|class| self.next_below_cap(class)) {
+                    entries.push_back(next);
+                    queue.len.fetch_add(1, Ordering::SeqCst);
+                    self.count_queued(1);
+                }
+                return None;
+            };
+            message
         } else {
             message
         };
-        let class = source.class(&message).filter(|class| *class < self.classes.len());
         if let Some(at) = class {
             let Class { cap, state } = &self.classes[at];
             let mut state = lock(state);
             if state.running >= *cap {
-                state.parked.push_back((source, message));
+                state.park(source, message);
                 return None;
             }
             state.running += 1;
         }
         Some(Taken { source, message, class, more: false })
+    }
+
+    /// The next parked message of a class that has a place. To be asked for when a message of it is parked for its connection:
+    /// the place may have been for that one.
+    fn next_below_cap(&self, class: usize) -> Option<Entry<S>> {
+        let Class { cap, state } = self.classes.get(class)?;
+        let mut state = lock(state);
+        if state.running < *cap { state.unpark() } else { None }
+    }
+
+    /// Parks a message while its connection is throttled or has done the work of its turn; else returns it.
+    fn park(&self, source: &S, message: S::Message) -> Option<S::Message> {
+        let parked = source.parked();
+        let mut state = lock(&parked.state);
+        // Counted before the look: an end of the throttling before it is seen by the look, and one after it sees the count.
+        parked.len.fetch_add(1, Ordering::SeqCst);
+        let is_throttled = source.is_throttled();
+        if !is_throttled && !parked.is_turn_over() {
+            parked.len.fetch_sub(1, Ordering::SeqCst);
+            return Some(message);
+        }
+        state.messages.push_back(message);
+        if !is_throttled && !std::mem::replace(&mut state.has_turn, true) {
+            // The worker that parks it takes it from there, or passes a wake-up on when it has found something else.
+            self.push_turn(Turn::Parked(source.clone()));
+        }
+        None
     }
 }
 

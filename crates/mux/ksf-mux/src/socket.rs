@@ -20,7 +20,7 @@ use crate::error::{ConnectionError, RecvError};
 use crate::lease::{Lease, LeasedMessage};
 use crate::mux::{ConnectionId, Handle, Receiver, Shared, WorkerCx, now};
 use crate::pollable::Pollable;
-use crate::scheduler::{Source as _, Take, Taken, Worker};
+use crate::scheduler::{Source as _, Take, Taken, Turn, Worker};
 use crate::sync::{Arc, Mutex};
 
 pub(crate) use self::in_place::{InPlaceBatch, Replies};
@@ -53,7 +53,9 @@ pub(crate) struct WorkerState {
     /// Messages of the last lease, and when it was taken.
     taken: usize,
     taken_at: ksf::limits::Time,
-    /// Their connection, while replies to it are held back.
+    /// Their connection.
+    taken_from: Option<Arc<Connection>>,
+    /// The same, while replies to it are held back.
     corked: Option<Arc<Connection>>,
 }
 
@@ -70,6 +72,7 @@ impl MessageSocket {
             cost: CostEstimate::new(),
             taken: 0,
             taken_at: now(),
+            taken_from: None,
             corked: None,
         };
         let state = Arc::new(Mutex::new(state));
@@ -235,8 +238,12 @@ impl MessageSocket {
     fn take(&self, state: &mut WorkerState) -> Option<Result<(), RecvError>> {
         let shared = &self.mux.0;
         if state.taken > 0 {
-            state.cost.observe(now().since(state.taken_at).as_nanos() as u64, state.taken);
+            let work_ns = now().since(state.taken_at).as_nanos() as u64;
+            state.cost.observe(work_ns, state.taken);
             state.taken = 0;
+            if let Some(conn) = state.taken_from.take() {
+                conn.parked().note_work(work_ns, conn.waiting_messages.load(Ordering::SeqCst) == 0);
+            }
         }
         if self.disabled.load(Ordering::SeqCst) {
             return None;
@@ -252,14 +259,21 @@ impl MessageSocket {
         loop {
             match shared.scheduler.take(worker, want, &mut state.lease.batches) {
                 Take::Nothing => return None,
-                Take::Reread(conn) => {
+                Take::Turn(turn) => {
+                    let turn_batches = state.cost.turn_batches();
                     let mut cx = self.cx(state);
                     // Others have their turn before one that always has more.
-                    if let Err(error) = shared.poll(&mut cx) {
+                    let polled = shared.poll(&mut cx);
+                    match turn {
+                        Turn::Parked(conn) => shared.wake(shared.scheduler.begin_turn(worker, &conn, turn_batches)),
+                        Turn::Reread(conn) => {
+                            shared.read(&conn, &mut cx);
+                            shared.settle(&conn);
+                        }
+                    }
+                    if let Err(error) = polled {
                         return Some(Err(error.into()));
                     }
-                    shared.read(&conn, &mut cx);
-                    shared.settle(&conn);
                     if self.reports.load(Ordering::Relaxed)
                         && let Some((connection, error)) = shared.take_report()
                     {
@@ -271,6 +285,7 @@ impl MessageSocket {
                     state.taken = state.lease.messages();
                     state.taken_at = now();
                     let first = state.lease.batches.front()?;
+                    state.taken_from = Some(Arc::clone(&first.source));
                     // Those of other workers that found their messages cheap may be several.
                     if state.taken > 1 || state.cost.is_cheap() && first.more {
                         shared.timer.watch_leases();

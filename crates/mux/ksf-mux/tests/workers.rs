@@ -41,6 +41,24 @@ fn one_connection_occupies_all_workers_where_order_is_free() {
     }
 }
 
+/// The message of the other connection arrives while the worker has the first one of the pipeline. That ends the turn, or the
+/// second one does.
+#[test]
+fn a_pipeline_gives_others_their_turn_whatever_it_has_sent() {
+    for order in [Order::Free, Order::Requests] {
+        let (mux, running) = start_with_mux(Scripted::new(order, 2), 1, Limits::default());
+        let mut pipeline = running.connect();
+        pipeline.write_all(&[frame(b"b"), frame(b"l").repeat(200)].concat()).unwrap();
+        wait_until("the worker has the first message", || running.service.calls.load(Ordering::SeqCst) == 1);
+        let mut other = running.connect();
+        other.write_all(&frame(b"n")).unwrap();
+        wait_until("the other is attached", || mux.connections().len() == 2);
+        running.service.together.wait();
+        let before = read_frame(&mut other);
+        assert!([&b"1"[..], b"2"].contains(&&*before), "{order:?}: behind {}", before.escape_ascii());
+    }
+}
+
 #[test]
 fn answers_keep_the_order_of_requests_also_deferred_ones() {
     // A lone worker is always busy, and takes several messages at once where it may.

@@ -11,7 +11,7 @@ use crate::batch::MessageBatch;
 use crate::combining_lock::CombiningLock;
 use crate::epoll::{Epoll, Event};
 use crate::lease::Grant;
-use crate::scheduler::{OrderedQueue, Parked, Scheduler, Source, Take, Worker};
+use crate::scheduler::{OrderedQueue, Parked, Scheduler, Source, TURN_NS, Take, Turn, Worker};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Condvar, Mutex, Ordering};
 use crate::worker_state::{InPlaceBatch, Message, TimerThread, WorkerState};
 
@@ -52,6 +52,8 @@ pub struct Scenario {
     pub unread_max: Option<usize>,
     /// Workers reserve an answer before they work on a message, as for a long reply: it counts as one that is not read. Only in place.
     pub reserves: bool,
+    /// Each message is the work of a turn of its connection, and this is how many are let in at a time.
+    pub turn: Option<usize>,
 }
 
 /// How a worker ends early.
@@ -83,6 +85,7 @@ impl Scenario {
         gives_back: false,
         unread_max: None,
         reserves: false,
+        turn: None,
     };
 
     /// Plays it and checks that every message was worked on once, in an ordered queue in order and alone, in a class within its
@@ -417,10 +420,16 @@ impl World {
         loop {
             match self.scheduler.take(&side.worker, self.scenario.want, &mut state.lease.batches) {
                 Take::Nothing => return false,
-                Take::Reread(connection) => {
+                Take::Turn(turn) => {
                     let most = self.events_max();
                     self.handle(self.epoll.wait(most, false), side, state);
-                    self.read(&connection, side, state);
+                    match turn {
+                        Turn::Reread(connection) => self.read(&connection, side, state),
+                        Turn::Parked(connection) => {
+                            let max = self.scenario.turn.unwrap_or(usize::MAX);
+                            self.wake(self.scheduler.begin_turn(&side.worker, &connection, max));
+                        }
+                    }
                 }
                 Take::Messages => {
                     self.wake(self.scheduler.pass_on());
@@ -536,6 +545,9 @@ impl World {
             }
         }
         connection.busy.store(false, Ordering::SeqCst);
+        if self.scenario.turn.is_some() {
+            connection.parked.note_work(TURN_NS as u64, false);
+        }
         if let Some(class) = class {
             self.running[class].fetch_sub(1, Ordering::SeqCst);
         }
@@ -582,6 +594,7 @@ impl World {
             || self.scenario.gives_back
             || self.scenario.stop.is_some()
             || self.scenario.unread_max.is_some()
+            || self.scenario.turn.is_some()
             || self.scenario.timer;
         let (wakes, entries) = (self.wakes.load(Ordering::SeqCst), self.entries.load(Ordering::SeqCst));
         assert!(requeues || wakes <= entries, "{wakes} wake-ups for {entries} entries");

@@ -123,6 +123,23 @@ fn messages_that_a_reservation_holds_up_are_worked_on_when_it_ends() {
 }
 
 #[test]
+fn messages_behind_a_turn_are_worked_on_in_the_next_one() {
+    for in_place in [false, true] {
+        let turns = Scenario { in_place, turn: Some(1), workers: 2, ..PLAIN };
+        explore(10_000, move || Scenario { bursts: &[&[4], &[1, 2]], ..turns }.play());
+        explore(10_000, move || Scenario { bursts: &[&[3, 2], &[3]], turn: Some(2), workers: 3, ..turns }.play());
+        explore(5_000, move || Scenario { bursts: &[&[4], &[2]], batch_len: 2, want: 2, timer: true, ..turns }.play());
+        explore(10_000, move || Scenario { bursts: &[&[3], &[2]], unread_max: Some(1), ..turns }.play());
+    }
+    // A turn ends for no worker that could work on more.
+    explore(10_000, || Scenario { bursts: &[&[5]], turn: Some(1), together: 3, ..PLAIN }.play());
+    let ordered = Scenario { ordered: true, turn: Some(1), ..PLAIN };
+    explore(10_000, move || Scenario { bursts: &[&[3], &[2]], want: 3, ..ordered }.play());
+    let (caps, stop) = (&[1][..], Some(Stop::Disable));
+    explore(5_000, move || Scenario { bursts: &[&[4], &[2]], turn: Some(1), caps, stop, ..PLAIN }.play());
+}
+
+#[test]
 fn ordered_queues_keep_their_order() {
     explore(10_000, || Scenario { ordered: true, bursts: &[&[2, 2], &[3]], ..PLAIN }.play());
     explore(10_000, || Scenario { ordered: true, want: 3, bursts: &[&[2, 3], &[1]], dropped: true, ..PLAIN }.play());

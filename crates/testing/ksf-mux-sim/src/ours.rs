@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ksf_mux::cost::CostEstimate;
-use ksf_mux::scheduler::{OrderedQueue, Parked, Scheduler, Source, Take, Taken, Worker};
+use ksf_mux::scheduler::{OrderedQueue, Parked, Scheduler, Source, Take, Taken, Turn, Worker};
 
 use crate::clock::Clock;
 use crate::{Arrivals, Costs, Record};
@@ -18,6 +19,8 @@ struct Connection {
     index: usize,
     ordered_queue: Option<OrderedQueue<Message>>,
     parked: Parked<Message>,
+    /// Messages that wait or are in work.
+    waiting: AtomicUsize,
 }
 
 #[derive(Clone, Copy)]
@@ -82,6 +85,7 @@ struct WorkerState {
     cost: CostEstimate,
     taken: usize,
     taken_at_ns: u64,
+    taken_from: Option<Handle>,
     working_on: Option<Taken<Handle>>,
     busy: bool,
     events_max: usize,
@@ -116,6 +120,7 @@ pub(crate) fn play(
         cost: CostEstimate::new(),
         taken: 0,
         taken_at_ns: 0,
+        taken_from: None,
         working_on: None,
         busy: false,
         events_max: 1,
@@ -126,6 +131,7 @@ pub(crate) fn play(
             index,
             ordered_queue: ordered.then(OrderedQueue::default),
             parked: Parked::default(),
+            waiting: AtomicUsize::new(0),
         }))
     };
     let mut world = World {
@@ -237,6 +243,7 @@ impl World<'_> {
         let jobs = &self.arrivals.jobs;
         let messages = inbox.drain(..count).map(|job| Message { job, long: jobs[job].long });
         let (state, connection) = (&self.workers[worker].worker, &self.connections[connection]);
+        connection.0.waiting.fetch_add(count, Ordering::Relaxed);
         let mut wakes = self.scheduler.push(Some(state), connection, messages);
         if count == READ_MESSAGES {
             wakes += self.scheduler.push_reread(Some(state), connection.clone());
@@ -248,6 +255,7 @@ impl World<'_> {
     fn step(&mut self, worker: usize, now_ns: u64, record: &mut Record) {
         let mut at_ns = now_ns;
         if let Some(done) = self.workers[worker].working_on.take() {
+            done.source.0.waiting.fetch_sub(1, Ordering::Relaxed);
             let wakes = self.scheduler.finish(Some(&self.workers[worker].worker), &done.source, done.class);
             self.wake(wakes, &mut at_ns);
         }
@@ -257,7 +265,11 @@ impl World<'_> {
             return self.work(worker, taken, at_ns, record);
         }
         if state.taken > 0 {
-            state.cost.observe(now_ns - state.taken_at_ns, std::mem::take(&mut state.taken));
+            let work_ns = now_ns - state.taken_at_ns;
+            state.cost.observe(work_ns, std::mem::take(&mut state.taken));
+            if let Some(Handle(connection)) = state.taken_from.take() {
+                connection.parked.note_work(work_ns, connection.waiting.load(Ordering::Relaxed) == 0);
+            }
         }
         at_ns += self.costs.queue_ns;
         match self.scheduler.take(&state.worker, state.cost.want(), &mut state.lease) {
@@ -266,15 +278,23 @@ impl World<'_> {
                 state.taken_at_ns = at_ns;
                 state.busy = true;
                 if let Some(first) = state.lease.pop_front() {
+                    state.taken_from = Some(first.source.clone());
                     let wakes = self.scheduler.pass_on();
                     self.wake(wakes, &mut at_ns);
                     self.work(worker, first, at_ns, record);
                 }
             }
-            Take::Reread(connection) => {
+            Take::Turn(turn) => {
                 // Others have their turn before one that always has more.
                 self.poll(worker, &mut at_ns);
-                self.read(worker, connection.0.index, &mut at_ns);
+                match turn {
+                    Turn::Reread(connection) => self.read(worker, connection.0.index, &mut at_ns),
+                    Turn::Parked(connection) => {
+                        let state = &self.workers[worker];
+                        let wakes = self.scheduler.begin_turn(&state.worker, &connection, state.cost.turn_batches());
+                        self.wake(wakes, &mut at_ns);
+                    }
+                }
                 self.clock.plan(at_ns, Event::Step { worker });
             }
             Take::Nothing if std::mem::take(&mut state.busy) => {

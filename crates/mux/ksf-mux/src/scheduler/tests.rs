@@ -22,7 +22,7 @@ impl Throttle {
     }
 }
 
-/// Of those that never are.
+/// Of those that never are, and whose work is not counted.
 static NEVER: Throttle = Throttle::new();
 
 impl Source for Peer {
@@ -62,6 +62,14 @@ fn take(scheduler: &Scheduler<Peer>, worker: &Worker<Peer>, want: usize) -> Vec<
     let mut lease = VecDeque::new();
     scheduler.take(worker, want, &mut lease);
     lease.into_iter().map(|taken| taken.message).collect()
+}
+
+/// A take finds the turn of this connection, which begins.
+fn turn(scheduler: &Scheduler<Peer>, worker: &Worker<Peer>, peer: &Peer, max: usize) {
+    let mut lease = VecDeque::new();
+    let Take::Turn(Turn::Parked(found)) = scheduler.take(worker, 64, &mut lease) else { panic!("no turn") };
+    assert!(found.is_same(peer) && lease.is_empty());
+    scheduler.begin_turn(worker, peer, max);
 }
 
 fn sleepers(scheduler: &Scheduler<Peer>, count: usize) {
@@ -115,17 +123,20 @@ fn batches_are_of_one_connection_and_only_for_busy_workers() {
 }
 
 #[test]
-fn a_reread_has_its_turn_after_what_was_queued_before() {
+fn a_reread_has_its_turn_after_the_messages_in_all_queues() {
     let scheduler = Scheduler::new(&[]);
-    let worker = scheduler.join();
+    let (worker, held_up) = (scheduler.join(), scheduler.join());
     scheduler.push(Some(&worker), &FREE, [0, 1]);
     scheduler.push_reread(Some(&worker), FREE);
-    scheduler.push(Some(&worker), &FREE, [2]);
-    assert_eq!(take(&scheduler, &worker, 64), [0, 1]);
+    scheduler.push(Some(&held_up), &OTHER, [2]);
+    scheduler.push(None, &OTHER, [3]);
+    let order: Vec<_> = (0..3).map(|_| take(&scheduler, &worker, 64)).collect();
+    assert_eq!(order, [vec![0, 1], vec![3], vec![2]]);
+    assert_eq!(scheduler.queued(), 1);
     let mut lease = VecDeque::new();
-    let Take::Reread(peer) = scheduler.take(&worker, 64, &mut lease) else { panic!("no reread") };
+    let Take::Turn(Turn::Reread(peer)) = scheduler.take(&worker, 64, &mut lease) else { panic!("no reread") };
     assert!(peer.is_same(&FREE) && lease.is_empty());
-    assert_eq!(take(&scheduler, &worker, 64), [2]);
+    assert_eq!(scheduler.queued(), 0);
 }
 
 #[test]
@@ -145,7 +156,7 @@ fn one_worker_is_woken_per_entry_the_caller_does_not_work_on_at_once() {
 }
 
 #[test]
-fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_front() {
+fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_their_turn() {
     static SLOW: Throttle = Throttle::new();
     let slow = Peer { name: b's', ordered: None, throttle: &SLOW };
     let scheduler = Scheduler::new(&[]);
@@ -160,8 +171,9 @@ fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_front() {
     scheduler.awake(1);
     SLOW.is_on.store(false, Ordering::SeqCst);
     assert_eq!(scheduler.unpark(&slow), 0, "no worker sleeps");
-    assert_eq!(take(&scheduler, &worker, 64), [1, 2]);
     assert_eq!(take(&scheduler, &worker, 64), [4]);
+    turn(&scheduler, &worker, &slow, 64);
+    assert_eq!(take(&scheduler, &worker, 64), [1, 2]);
     // Nothing is aside any more; with a sleeper one is woken per message.
     assert!(scheduler.sleep());
     assert_eq!(scheduler.unpark(&slow), 0);
@@ -169,8 +181,74 @@ fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_front() {
     scheduler.awake(0);
     scheduler.push(None, &slow, [5]);
     assert!(take(&scheduler, &worker, 1).is_empty() && scheduler.sleep());
+    // While some are parked others join them, and do not overtake them.
+    assert_eq!(scheduler.push(None, &slow, [6]), 0);
     SLOW.is_on.store(false, Ordering::SeqCst);
-    assert_eq!(scheduler.unpark(&slow), 1);
+    assert_eq!((scheduler.unpark(&slow), scheduler.unpark(&slow)), (1, 0));
+    scheduler.awake(1);
+    // Throttled again when its turn comes.
+    SLOW.is_on.store(true, Ordering::SeqCst);
+    turn(&scheduler, &worker, &slow, 64);
+    assert!(take(&scheduler, &worker, 64).is_empty() && scheduler.queued() == 0);
+    SLOW.is_on.store(false, Ordering::SeqCst);
+    scheduler.unpark(&slow);
+    turn(&scheduler, &worker, &slow, 64);
+    assert_eq!(take(&scheduler, &worker, 64), [5, 6]);
+}
+
+#[test]
+fn connections_with_more_work_than_a_turn_take_turns() {
+    static BUSY: Throttle = Throttle::new();
+    let busy = Peer { name: b'b', ordered: None, throttle: &BUSY };
+    let scheduler = Scheduler::new(&[]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &busy, 0..6);
+    assert_eq!(take(&scheduler, &worker, 1), [0]);
+    busy.parked().note_work(TURN_NS as u64 - 1, false);
+    assert_eq!(take(&scheduler, &worker, 1), [1], "something of the turn is left");
+    busy.parked().note_work(u64::MAX, false);
+    scheduler.push(Some(&worker), &FREE, [10]);
+    assert_eq!(take(&scheduler, &worker, 64), [10]);
+    scheduler.push(Some(&worker), &busy, [6]);
+    // As many as are expected to fit, and another turn for the others.
+    turn(&scheduler, &worker, &busy, 2);
+    scheduler.push(None, &FREE, [11]);
+    assert_eq!(take(&scheduler, &worker, 64), [2, 3]);
+    busy.parked().note_work(1, false);
+    assert_eq!(take(&scheduler, &worker, 64), [11]);
+    // They took longer than that: those that are left are parked again.
+    turn(&scheduler, &worker, &busy, 2);
+    assert_eq!(take(&scheduler, &worker, 1), [4]);
+    busy.parked().note_work(TURN_NS as u64, false);
+    assert_eq!(scheduler.queued(), 2, "a message and a turn");
+    turn(&scheduler, &worker, &busy, 64);
+    assert_eq!(take(&scheduler, &worker, 64), [6, 5]);
+    assert_eq!(scheduler.queued(), 0);
+    // One that has nothing to do begins anew.
+    busy.parked().note_work(TURN_NS as u64, false);
+    busy.parked().note_work(TURN_NS as u64, true);
+    scheduler.push(Some(&worker), &busy, [7]);
+    assert_eq!(take(&scheduler, &worker, 64), [7]);
+}
+
+#[test]
+fn a_turn_of_an_ordered_queue_ends_with_its_work() {
+    static BUSY: Throttle = Throttle::new();
+    let busy = Peer { throttle: &BUSY, ..in_order() };
+    let scheduler = Scheduler::new(&[]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &busy, 0..3);
+    for expected in 0..3 {
+        assert_eq!(take(&scheduler, &worker, 64), [expected]);
+        scheduler.push(None, &FREE, [10]);
+        busy.parked().note_work(TURN_NS as u64, false);
+        scheduler.finish(Some(&worker), &busy, None);
+        assert_eq!(take(&scheduler, &worker, 64), [10]);
+        if expected < 2 {
+            turn(&scheduler, &worker, &busy, 64);
+        }
+    }
+    assert_eq!(scheduler.queued(), 0);
 }
 
 #[test]
@@ -274,6 +352,40 @@ fn a_class_at_its_cap_parks_the_rest_and_lets_others_pass() {
     assert_eq!(take(&scheduler, &worker, 64), [202]);
     scheduler.finish(Some(&worker), &FREE, Some(0));
     assert_eq!(take(&scheduler, &worker, 64), [101]);
+}
+
+#[test]
+fn connections_take_turns_below_a_cap() {
+    let scheduler = Scheduler::new(&[1]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &FREE, 100..104);
+    scheduler.push(Some(&worker), &OTHER, [110]);
+    let mut order = Vec::new();
+    for _ in 0..5 {
+        order.extend(take(&scheduler, &worker, 1));
+        assert_eq!(take(&scheduler, &worker, 1), []);
+        scheduler.finish(Some(&worker), &FREE, Some(0));
+    }
+    assert_eq!(order, [100, 101, 110, 102, 103]);
+}
+
+#[test]
+fn a_throttled_connection_holds_up_no_other_one_of_the_class() {
+    static SLOW: Throttle = Throttle::new();
+    let slow = Peer { name: b's', ordered: None, throttle: &SLOW };
+    let scheduler = Scheduler::new(&[1]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &slow, [100, 101]);
+    scheduler.push(Some(&worker), &OTHER, [110, 111]);
+    assert_eq!(take(&scheduler, &worker, 1), [100]);
+    assert_eq!(take(&scheduler, &worker, 1), []);
+    SLOW.is_on.store(true, Ordering::SeqCst);
+    scheduler.finish(Some(&worker), &slow, Some(0));
+    // 101 has its turn in the class, and is parked.
+    assert_eq!(take(&scheduler, &worker, 1), [110]);
+    scheduler.finish(Some(&worker), &OTHER, Some(0));
+    assert_eq!(take(&scheduler, &worker, 1), [111]);
+    assert_eq!((take(&scheduler, &worker, 1), scheduler.queued()), (vec![], 0));
 }
 
 #[test]

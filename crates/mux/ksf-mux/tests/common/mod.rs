@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use ksf::adopt::Adopter;
 use ksf::deferred::Deferred;
@@ -162,7 +163,7 @@ impl Service for Scripted {
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        self.calls.fetch_add(1, Ordering::SeqCst);
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst);
         let bytes = message.bytes().to_vec();
         match bytes.first() {
             Some(b'e') => reply.bytes(&bytes),
@@ -210,6 +211,9 @@ impl Service for Scripted {
                 self.together.wait();
                 reply.bytes(b"together");
             }
+            // Work for more than a turn.
+            Some(b'l') => thread::sleep(Duration::from_millis(2)),
+            Some(b'n') => reply.bytes(format!("{calls}").as_bytes()),
             Some(b'c') => {
                 reply.bytes(b"last");
                 reply.close();
