@@ -59,13 +59,15 @@ pub struct Parked<M> {
 #[derive(Debug)]
 struct ParkedState<M> {
     messages: VecDeque<M>,
+    /// Of these, those that were parked out of a queue since the last turn began. They are older than the others.
+    from_queues: usize,
     /// The connection is in the queue for its next turn.
     has_turn: bool,
 }
 
 impl<M> Default for Parked<M> {
     fn default() -> Self {
-        let state = Mutex::new(ParkedState { messages: VecDeque::new(), has_turn: false });
+        let state = Mutex::new(ParkedState { messages: VecDeque::new(), from_queues: 0, has_turn: false });
         Self { state, len: AtomicUsize::new(0), work_ns: AtomicUsize::new(0) }
     }
 }
@@ -143,6 +145,10 @@ pub enum Turn<S> {
     /// Its parked messages may be taken again: [`Scheduler::begin_turn`] has to be called.
     Parked(S),
 }
+
+/// Entries that an empty queue has room for: after a burst it gives its memory back, and growing to this again is little work
+/// beside that on so many messages.
+const ROOM_KEPT: usize = 4096;
 
 /// The queue of one worker, which every other may take from.
 pub struct Worker<S: Source>(Arc<Queue<S>>);
@@ -341,6 +347,7 @@ impl<S: Source> Scheduler<S> {
         }
         let count = state.messages.len().min(max.max(1));
         let messages: Vec<_> = state.messages.drain(..count).collect();
+        state.from_queues = 0;
         parked.len.fetch_sub(count, Ordering::SeqCst);
         state.has_turn = !state.messages.is_empty();
         let has_more = state.has_turn;
@@ -582,6 +589,9 @@ impl<S: Source> Scheduler<S> {
                 found = Take::Messages;
             }
         }
+        if entries.is_empty() && entries.capacity() > ROOM_KEPT {
+            *entries = VecDeque::new();
+        }
         let len = queue.len.fetch_sub(popped, Ordering::SeqCst);
         let queued = self.queued.fetch_sub(popped, Ordering::SeqCst);
         debug_assert!(popped <= len && popped <= queued, "taken before it was counted");
@@ -650,7 +660,9 @@ impl<S: Source> Scheduler<S> {
             parked.len.fetch_sub(1, Ordering::SeqCst);
             return Some(message);
         }
-        state.messages.push_back(message);
+        let at = state.from_queues;
+        state.messages.insert(at, message);
+        state.from_queues += 1;
         if !is_throttled && !std::mem::replace(&mut state.has_turn, true) {
             // The worker that parks it takes it from there, or passes a wake-up on when it has found something else.
             self.push_turn(Turn::Parked(source.clone()));

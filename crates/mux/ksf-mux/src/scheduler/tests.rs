@@ -156,6 +156,16 @@ fn one_worker_is_woken_per_entry_the_caller_does_not_work_on_at_once() {
 }
 
 #[test]
+fn a_queue_keeps_no_room_of_a_burst() {
+    let scheduler = Scheduler::new(&[]);
+    let worker = scheduler.join();
+    scheduler.push(Some(&worker), &FREE, 0..3 * ROOM_KEPT as u32);
+    while !take(&scheduler, &worker, 64).is_empty() {}
+    let room = lock(&worker.0.entries).capacity();
+    assert!(room <= ROOM_KEPT, "{room}");
+}
+
+#[test]
 fn messages_of_a_throttled_connection_wait_aside_and_come_back_in_their_turn() {
     static SLOW: Throttle = Throttle::new();
     let slow = Peer { name: b's', ordered: None, throttle: &SLOW };
@@ -222,7 +232,7 @@ fn connections_with_more_work_than_a_turn_take_turns() {
     busy.parked().note_work(TURN_NS as u64, false);
     assert_eq!(scheduler.queued(), 2, "a message and a turn");
     turn(&scheduler, &worker, &busy, 64);
-    assert_eq!(take(&scheduler, &worker, 64), [6, 5]);
+    assert_eq!(take(&scheduler, &worker, 64), [5, 6]);
     assert_eq!(scheduler.queued(), 0);
     // One that has nothing to do begins anew.
     busy.parked().note_work(TURN_NS as u64, false);
