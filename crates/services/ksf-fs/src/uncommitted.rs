@@ -335,19 +335,14 @@ impl Uncommitted {
         let done = lock(&file.writes).done;
         let result = sync(&file.descriptor);
         if let Err(errno) = result {
-            self.lost(&file.verifier);
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            file.verifier.change();
             let first = synced.lost.as_ref().map_or(synced.writes + 1, |(lost, _)| *lost.start());
             synced.lost = Some((first..=done, errno));
         }
         // Lost data needs no sync either.
         synced.writes = done;
         result
-    }
-
-    /// Accepted data may be lost.
-    pub(crate) fn lost(&self, verifier: &Verifier) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-        verifier.change();
     }
 }
 
