@@ -396,6 +396,10 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         // What was accepted is kept.
         assert_eq!(commit(&mut client, &file), Ok(verifier));
         assert_eq!(read(&mut client, &file, 2), b"aa");
+        // To cut a file within a block writes that block.
+        let cut = [handle(&file), words(&[0, 0, 0, 1, 0, 1000, 0, 0, 0])].concat();
+        assert_eq!(failure(&mut client, 2, &cut), DQUOT);
+        assert_eq!(read(&mut client, &file, 2), b"aa");
         // There is room on the disk, for others.
         let others = client.mnt(&other).unwrap();
         let free = client.create(&others, "free");
