@@ -343,6 +343,32 @@ fn a_btrfs_is_served() {
     is_served("btrfs", (i64::MAX as u64, 65_535));
 }
 
+/// The kernel answers ENOMEM to open_by_handle_at(2) while the inode's number is given to a new file (iget_locked() of fs/inode.c,
+/// Linux 6.18).
+#[test]
+fn handle_of_removed_file_is_stale_while_its_inode_number_is_used_again() {
+    const STALE: u32 = 70;
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let removed = client.create(&root, "file");
+        client.done(12, &named(&root, "file"));
+        let statuses = std::thread::scope(|scope| {
+            let getattr = || (0..3000).map(|_| client.nfs(1, &handle(&removed)).0).collect::<BTreeSet<_>>();
+            let asked = scope.spawn(getattr);
+            while !asked.is_finished() {
+                fs::write(data("new"), "").unwrap();
+                fs::remove_file(data("new")).unwrap();
+            }
+            asked.join().unwrap()
+        });
+        assert_eq!(statuses, BTreeSet::from([STALE]));
+        serving.stop();
+    });
+}
+
 #[test]
 fn a_tmpfs_has_its_limits() {
     with_mounts(|| {
