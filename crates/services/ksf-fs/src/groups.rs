@@ -24,6 +24,10 @@ use crate::sys;
 /// Time that a request waits for the groups of its user.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
+/// Age limit of a list with at most the primary group. getgrouplist(3) reports no failure: it omits the groups of a database that
+/// does not answer.
+const ALONE_AGE_MAX: Duration = Duration::from_secs(5);
+
 pub(crate) type GroupList = Arc<[u32]>;
 
 type Then = Box<dyn FnOnce(Result<GroupList, FsError>) + Send>;
@@ -193,7 +197,9 @@ impl Drop for Groups {
 
 impl Inner {
     fn known(&mut self, uid: u32, age_max: Duration) -> Option<GroupList> {
-        self.users.get(&uid).filter(|(asked, _)| asked.elapsed() < age_max).map(|(_, groups)| Arc::clone(groups))
+        let (asked, groups) = self.users.get(&uid)?;
+        let age_max = if groups.len() > 1 { age_max } else { age_max.min(ALONE_AGE_MAX) };
+        (asked.elapsed() < age_max).then(|| Arc::clone(groups))
     }
 }
 
@@ -279,6 +285,16 @@ mod tests {
             answers.send(vec![group]).unwrap();
             assert_eq!(groups.of(&Account::default(), 1).unwrap()[..], [group]);
         }
+    }
+
+    #[test]
+    fn primary_group_alone_is_soon_looked_up_again() {
+        let (groups, _asked, _answers) = asked(10, LONG);
+        let before = Instant::now().checked_sub(2 * ALONE_AGE_MAX).unwrap();
+        for (uid, list) in [(1, &[1][..]), (2, &[2, 20]), (3, &[])] {
+            groups.0.lock().users.insert(uid, (before, list.into()));
+        }
+        assert_eq!([1, 2, 3].map(|uid| groups.known(uid).is_some()), [false, true, false]);
     }
 
     #[test]

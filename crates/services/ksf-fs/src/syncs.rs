@@ -262,12 +262,18 @@ mod tests {
         }
 
         fn with(threads: usize, options: FsOptions) -> Self {
+            Self::of(threads, options, &["data"])
+        }
+
+        fn of(threads: usize, options: FsOptions, exports: &[&str]) -> Self {
             let folder = ksf_test::Folder::to_export();
-            std::fs::create_dir(folder.path("data")).unwrap();
             let mut fs = Fs::new(options).unwrap();
-            let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
-            fs.add_export(&folder.path("data"), &folder.path("state"), options).unwrap();
-            let lanes = Lanes::start(&LaneOptions { threads }, 1).unwrap();
+            for name in exports {
+                std::fs::create_dir(folder.path(name)).unwrap();
+                let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+                fs.add_export(&folder.path(name), &folder.path("state"), options).unwrap();
+            }
+            let lanes = Lanes::start(&LaneOptions { threads }, exports.len()).unwrap();
             Self { folder, fs: Arc::new(fs), lanes }
         }
 
@@ -286,9 +292,17 @@ mod tests {
         }
 
         fn create(&self, name: impl AsRef<[u8]> + Send + 'static) -> Receiver<(Handle, Result<(), FsError>)> {
+            self.create_in(0, name)
+        }
+
+        fn create_in(
+            &self,
+            export: usize,
+            name: impl AsRef<[u8]> + Send + 'static,
+        ) -> Receiver<(Handle, Result<(), FsError>)> {
             self.run(move |fs, lane| {
                 let how = CreateHow::Guarded(SetAttr::default());
-                let root = fs.exports()[0].root().clone();
+                let root = fs.exports()[export].root().clone();
                 fs.create(lane, &root_user(), &root, name.as_ref(), &how).result.unwrap().handle
             })
         }
@@ -468,6 +482,26 @@ mod tests {
         });
         done(&last);
         ksf_test::wait_until("the next ones are synced", || served.fs.counters().uncommitted_files <= 2);
+    }
+
+    #[test]
+    fn old_file_on_hung_disk_has_one_waiting_sync_and_blocks_no_other_export() {
+        let served = Served::of(4, FsOptions::default(), &["data", "other"]);
+        let [slow, other] = [0, 1].map(|export| done(&served.create_in(export, "file")));
+        let write = |file| assert_eq!(done(&served.write(file, Stable::Unstable)).count, 4);
+        [&slow, &other].into_iter().for_each(write);
+        served.fs.uncommitted.hang(&slow, || {
+            for _ in 0..10 {
+                // Both files are old once.
+                (0..30).for_each(|_| served.lanes.settle(&served.fs, served.fs.close_idle()));
+                ksf_test::wait_until("the other file is synced", || served.fs.counters().uncommitted_files == 1);
+                assert!(served.lanes.counters().queued_syncs <= 1);
+                write(&other);
+            }
+            // A sync that waits has no thread.
+            served.until(|counters| counters.queued_syncs == 1);
+        });
+        served.until(|counters| counters.queued_syncs == 0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_long};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, OFlags};
 use rustix::io::{Errno, Result};
@@ -235,7 +236,21 @@ pub(crate) fn name_to_handle(object: impl AsFd, name: &CStr) -> Result<(KernelHa
 }
 
 /// Opens what a kernel handle names, on the file system of `mount`. Needs CAP_DAC_READ_SEARCH.
+///
+/// Linux fails with ENOMEM, too, while it gives the inode number of a removed file to a new one (`iget_locked` of fs/inode.c, Linux
+/// 6.18). That passes, and then the handle is stale: so this tries again for two seconds.
 pub(crate) fn open_by_handle(mount: impl AsFd, handle: &KernelHandle, flags: OFlags) -> Result<OwnedFd> {
+    let mut wait = Duration::from_millis(1);
+    loop {
+        match try_open_by_handle(&mount, handle, flags) {
+            Err(Errno::NOMEM) if wait < Duration::from_secs(2) => std::thread::sleep(wait),
+            opened => return opened,
+        }
+        wait *= 2;
+    }
+}
+
+fn try_open_by_handle(mount: impl AsFd, handle: &KernelHandle, flags: OFlags) -> Result<OwnedFd> {
     let mut raw =
         RawHandle { handle_bytes: handle.length as u32, handle_type: handle.handle_type, bytes: handle.bytes };
     // SAFETY: `raw` is laid out as struct file_handle and has `handle_bytes` bytes, which is at most 128.

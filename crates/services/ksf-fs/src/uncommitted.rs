@@ -289,8 +289,8 @@ impl Uncommitted {
         drop(gone);
     }
 
-    /// Called once a second: returns old files for the caller to sync, each once until that begins: a disk may hang for long. Makes no
-    /// system call.
+    /// Called once a second: returns old files for the caller to sync, each once until that begins. So a file on a disk that hangs has one
+    /// sync in progress and one that waits for it ([`Syncs`](crate::syncs::Syncs)), which takes no thread. Makes no system call.
     pub(crate) fn age(&self) -> Vec<(Handle, Written)> {
         let now = self.seconds.fetch_add(1, Ordering::Relaxed) + 1;
         // Every `AGE_SECONDS` only: a sync may be slow.
@@ -335,19 +335,14 @@ impl Uncommitted {
         let done = lock(&file.writes).done;
         let result = sync(&file.descriptor);
         if let Err(errno) = result {
-            self.lost(&file.verifier);
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            file.verifier.change();
             let first = synced.lost.as_ref().map_or(synced.writes + 1, |(lost, _)| *lost.start());
             synced.lost = Some((first..=done, errno));
         }
         // Lost data needs no sync either.
         synced.writes = done;
         result
-    }
-
-    /// Accepted data may be lost.
-    pub(crate) fn lost(&self, verifier: &Verifier) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-        verifier.change();
     }
 }
 

@@ -343,6 +343,32 @@ fn a_btrfs_is_served() {
     is_served("btrfs", (i64::MAX as u64, 65_535));
 }
 
+/// The kernel answers ENOMEM to open_by_handle_at(2) while the inode's number is given to a new file (iget_locked() of fs/inode.c,
+/// Linux 6.18).
+#[test]
+fn handle_of_removed_file_is_stale_while_its_inode_number_is_used_again() {
+    const STALE: u32 = 70;
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        let serving = serve(&place);
+        let mut client = serving.client();
+        let root = client.mnt(&data("")).unwrap();
+        let removed = client.create(&root, "file");
+        client.done(12, &named(&root, "file"));
+        let statuses = std::thread::scope(|scope| {
+            let getattr = || (0..3000).map(|_| client.nfs(1, &handle(&removed)).0).collect::<BTreeSet<_>>();
+            let asked = scope.spawn(getattr);
+            while !asked.is_finished() {
+                fs::write(data("new"), "").unwrap();
+                fs::remove_file(data("new")).unwrap();
+            }
+            asked.join().unwrap()
+        });
+        assert_eq!(statuses, BTreeSet::from([STALE]));
+        serving.stop();
+    });
+}
+
 #[test]
 fn a_tmpfs_has_its_limits() {
     with_mounts(|| {
@@ -395,6 +421,10 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         }
         // What was accepted is kept.
         assert_eq!(commit(&mut client, &file), Ok(verifier));
+        assert_eq!(read(&mut client, &file, 2), b"aa");
+        // To cut a file within a block writes that block.
+        let cut = [handle(&file), words(&[0, 0, 0, 1, 0, 1000, 0, 0, 0])].concat();
+        assert_eq!(failure(&mut client, 2, &cut), DQUOT);
         assert_eq!(read(&mut client, &file, 2), b"aa");
         // There is room on the disk, for others.
         let others = client.mnt(&other).unwrap();

@@ -1,6 +1,6 @@
 //! Random calls have the results, and leave the tree, that they have on a plain directory.
 
-use crate::common::{Attr, Client, OK, Place, Wcc, handle, mode, named, read_args, write_args};
+use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
 use ksf_proto::xdr::XdrReader;
 use ksf_test::files::{Kind, Outcome, SLOTS, Server, Step, attributes, bytes, compare, listed};
 use ksf_test::rpc::words;
@@ -10,15 +10,19 @@ use ksf_test::{Random, effort};
 const FIFO: u32 = 7;
 
 /// Two connections, which send calls in turn, and the handles of the objects.
-struct Calls {
+struct Calls<'a> {
+    serving: &'a Serving,
+    /// Procedure and status of the last call.
+    last: (u32, u32),
     clients: [Client; 2],
     handles: [Vec<u8>; SLOTS],
 }
 
-impl Calls {
+impl Calls<'_> {
     fn call(&mut self, procedure: u32, args: &[u8]) -> Result<Vec<u8>, i32> {
         self.clients.swap(0, 1);
         let (status, results) = self.clients[0].nfs(procedure, args);
+        self.last = (procedure, status);
         match status {
             OK => Ok(results),
             // The numbers that are not those of Linux.
@@ -114,10 +118,14 @@ impl Calls {
     }
 }
 
-impl Server for Calls {
+impl Server for Calls<'_> {
     fn run(&mut self, step: Step) -> Option<Outcome> {
         let is_known = !matches!(step, Step::SetXattr { .. } | Step::Xattr { .. });
         is_known.then(|| self.outcome(step))
+    }
+
+    fn state(&self) -> String {
+        format!("procedure and status {:?}, {}", self.last, self.serving.counters())
     }
 }
 
@@ -126,7 +134,8 @@ fn calls_do_what_they_do_on_a_plain_directory() {
     for seed in 0..effort(25, 1000) {
         let place = Place::new();
         let serving = place.serve();
-        let mut calls = Calls { clients: [serving.client(), serving.client()], handles: Default::default() };
+        let clients = [(); 2].map(|()| serving.client());
+        let mut calls = Calls { serving: &serving, last: (0, 0), clients, handles: Default::default() };
         calls.handles[0] = calls.clients[0].mnt(&place.path("")).unwrap();
         compare(&mut Random::of_test(seed), &mut calls, &place.path(""), &place.beside("plain"));
         serving.stop();

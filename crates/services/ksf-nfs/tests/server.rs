@@ -323,6 +323,42 @@ fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
     serving.stop();
 }
 
+/// rpc.mountd looks such a path up as root.
+#[test]
+fn mnt_below_an_export_needs_the_right_to_search() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::create_dir_all(place.path("closed/inner")).unwrap();
+    fs::set_permissions(place.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    for (squash, inner) in [(Squash::Root, Err(ACCES)), (Squash::None, Ok(()))] {
+        let options = ExportOptions { squash, ..ExportOptions::default() };
+        let serving = place.serve_all(EngineKind::Epoll, vec![ExportSettings { options, ..place.export() }]);
+        let mut client = serving.client();
+        assert!(client.mnt(&place.path("closed")).is_ok());
+        assert_eq!(client.mnt(&place.path("closed/inner")).map(drop), inner, "{squash:?}");
+        serving.stop();
+    }
+}
+
+/// knfsd does not check fs.protected_hardlinks.
+#[test]
+fn link_to_the_file_of_another_user_follows_the_setting_of_the_machine() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let is_protected = fs::read_to_string("/proc/sys/fs/protected_hardlinks").unwrap().trim() == "1";
+    let (serving, expected) = (place.serve(), if is_protected { PERM } else { OK });
+    let [mut owner, mut other] = [1000, 1001].map(|uid| serving.user(uid, uid, &[]));
+    let root = owner.mnt(&place.path("")).unwrap();
+    let file = owner.create(&root, "file");
+    let link = |client: &mut Client, name| client.nfs(15, &[handle(&file), named(&root, name)].concat()).0;
+    assert_eq!([link(&mut owner, "own"), link(&mut other, "of another")], [OK, expected]);
+    // A file that the other may read and write is not protected.
+    fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(link(&mut other, "writable"), OK);
+    serving.stop();
+}
+
 #[test]
 fn what_each_client_has_asked_for_is_counted() {
     let place = Place::new();

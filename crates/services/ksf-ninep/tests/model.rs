@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::common::{Client, Place, ROOT};
+use crate::common::{Client, Place, ROOT, Serving};
 use ksf_proto::p9::{Data, DirEntry, Reply, Request, SetStat, UNLINK_DIRECTORY, open_flag, set_bit};
 use ksf_test::files::{Kind, Outcome, SLOTS, Server, Step, attributes, bytes, compare, listed};
 use ksf_test::{Random, effort};
@@ -17,7 +17,8 @@ struct Connection {
 }
 
 /// Two connections, which send requests in turn and have the same fids of objects.
-struct Requests {
+struct Requests<'a> {
+    serving: &'a Serving,
     connections: [Connection; 2],
     fids: [u32; SLOTS],
     /// A fid that is not in use.
@@ -62,7 +63,7 @@ impl Connection {
     }
 }
 
-impl Requests {
+impl Requests<'_> {
     /// Gives a slot the fids of a name.
     fn find(&mut self, dir: u32, name: &str, to: usize) -> Outcome {
         for connection in &mut self.connections {
@@ -187,9 +188,13 @@ impl Requests {
     }
 }
 
-impl Server for Requests {
+impl Server for Requests<'_> {
     fn run(&mut self, step: Step) -> Option<Outcome> {
         Some(self.outcome(step))
+    }
+
+    fn state(&self) -> String {
+        format!("{:?}, {}", self.connections[0].client.1, self.serving.counters())
     }
 }
 
@@ -200,7 +205,7 @@ fn requests_do_what_they_do_on_a_plain_directory() {
         let serving = place.serve();
         let connection = || Connection { client: serving.client(), open: HashMap::new() };
         let connections = [connection(), connection()];
-        let mut requests = Requests { connections, fids: [ROOT; SLOTS], next: SLOTS as u32 };
+        let mut requests = Requests { serving: &serving, connections, fids: [ROOT; SLOTS], next: SLOTS as u32 };
         compare(&mut Random::of_test(seed), &mut requests, &place.path(""), &place.beside("plain"));
         serving.stop();
     }

@@ -123,6 +123,9 @@ pub type Outcome = Result<String, i32>;
 pub trait Server {
     /// Carries a step out; `None` if the protocol has none such.
     fn run(&mut self, step: Step) -> Option<Outcome>;
+
+    /// The last request, its result and counters of the server, for the message of a failure.
+    fn state(&self) -> String;
 }
 
 /// A directory and what descriptors without content show of its objects.
@@ -148,7 +151,8 @@ pub fn compare(random: &mut Random, server: &mut impl Server, served: &Path, pla
         let is_lenient = plain.is_lenient(step);
         let theirs = plain.run(step).map_err(Errno::raw_os_error);
         let are_both_errors = is_lenient && ours.is_err() && theirs.is_err();
-        assert!(ours == theirs || are_both_errors, "{ours:?}, not {theirs:?}, at the end of {steps:#?}");
+        let state = || server.state();
+        assert!(ours == theirs || are_both_errors, "{ours:?}, not {theirs:?}: {}; at the end of {steps:#?}", state());
     }
     assert_eq!(tree(served), tree(&plain.path), "after {steps:#?}");
 }

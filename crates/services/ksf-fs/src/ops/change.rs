@@ -141,6 +141,23 @@ pub(crate) fn set_times(object: &OwnedFd, to: &SetAttr) -> SysResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::{Served, root};
+    use crate::sys::refuse_call;
+
+    /// Few kernels that run tests have quotas of users.
+    #[test]
+    fn owner_beyond_quota_is_refused_and_nothing_is_changed() {
+        let test = || {
+            let (served, mut lane) = (Served::open_to_all(), Lane::attach().unwrap());
+            let file = served.make(&mut lane, "file");
+            refuse_call(libc::SYS_fchownat, rustix::io::Errno::DQUOT);
+            let to = SetAttr { uid: Some(1001), mode: Some(0o600), ..SetAttr::default() };
+            let changed = served.fs.setattr(&mut lane, &root(), &file.handle, &to, None, Resize::Owner);
+            assert_eq!(changed.result.unwrap_err().kind(), ErrorKind::Quota);
+            assert_eq!(changed.wcc.after, Some(file.attr));
+        };
+        std::thread::scope(|scope| scope.spawn(test).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
 
     #[test]
     fn values_that_mean_something_else_to_the_kernel_are_refused() {

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use rustix::io::{Errno, Result as SysResult, pwrite, retry_on_intr};
 
 use super::{Access, FILE_SIZE_MAX, ReadDone, Stable};
@@ -10,9 +11,10 @@ use crate::attr::{Changed, Seen, Wcc};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
+use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
-use crate::layer::{Call, Fs, READ_BIT, WRITE_BIT, attr_of, permit};
+use crate::layer::{Call, Fs, Node, READ_BIT, WRITE_BIT, attr_of, permit};
 use crate::owed::{Debt, What};
 use crate::rights::Question;
 use crate::sys;
@@ -194,18 +196,30 @@ impl Fs {
             return Ok(());
         }
         if self.uncommitted.descriptor(handle).is_some() {
-            self.uncommitted.sync(handle, |file| rustix::fs::fsync(file))?;
+            Ok(self.uncommitted.sync(handle, |file| rustix::fs::fsync(file))?)
         } else {
-            // What stable writes and local programs have left.
-            match self.to_sync(&node, handle) {
-                // The error may be that of data that was accepted, on a descriptor that others have, too.
-                Ok(file) => rustix::fs::fsync(file).inspect_err(|_| self.uncommitted.lost(&export.verifier))?,
-                // The server is not root, and may write the file but not read it.
-                Err(error) if error.kind() == ErrorKind::Access => rustix::fs::syncfs(&export.root_descriptor)?,
-                Err(error) => return Err(error),
-            }
+            self.sync_others_data(export, &node, |file| rustix::fs::fsync(file))
         }
-        Ok(())
+    }
+
+    /// Syncs a file without uncommitted data: local programs may have written to it.
+    ///
+    /// A WRITE may begin meanwhile. The kernel reports a failed write-back once for each open descriptor, so this uses one of its own:
+    /// the error stays on that of [`Uncommitted`], which changes the verifier before it answers any COMMIT.
+    ///
+    /// [`Uncommitted`]: crate::uncommitted::Uncommitted
+    fn sync_others_data(
+        &self,
+        export: &Export,
+        node: &Node,
+        sync: impl FnOnce(&OwnedFd) -> SysResult<()>,
+    ) -> Result<(), FsError> {
+        match self.reopen(export, &node.descriptor, OFlags::RDONLY) {
+            Ok(file) => Ok(sync(&file)?),
+            // The server is not root, and may write the file but not read it.
+            Err(error) if error.kind() == ErrorKind::Access => Ok(rustix::fs::syncfs(&export.root_descriptor)?),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -236,4 +250,32 @@ pub(super) fn write_whole(file: &OwnedFd, offset: u64, data: &[u8]) -> SysResult
         }
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::common::{Served, on_lane, root};
+
+    /// A WRITE may begin just after COMMIT has found no uncommitted data. On its descriptor, this COMMIT would take the error of the
+    /// write-back, and the next one would succeed with the old verifier.
+    #[test]
+    fn commit_without_uncommitted_data_uses_its_own_descriptor() {
+        let served = Served::open_to_all();
+        on_lane(|lane| {
+            let file = served.make(lane, "file").handle;
+            served.fs.write(lane, &root(), &file, 0, b"text", Stable::Unstable).result.unwrap();
+            let reports_losses = served.fs.uncommitted.descriptor(&file).unwrap();
+            let node = served.fs.regular(lane, &file).unwrap();
+            let mut synced = Vec::new();
+            let sync = |file: &OwnedFd| {
+                synced.push(file.as_raw_fd());
+                Ok(())
+            };
+            served.fs.sync_others_data(&served.export, &node, sync).unwrap();
+            assert!(synced.len() == 1 && synced[0] != reports_losses.as_raw_fd());
+        });
+    }
 }

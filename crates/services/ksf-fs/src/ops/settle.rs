@@ -36,11 +36,11 @@ impl Fs {
         let synced = match opened {
             Ok(Some(object)) => rustix::fs::fsync(object),
             Ok(None) => return Ok(()),
-            // Another call has removed it, and brings that to the medium.
-            Err(error) if error.kind() == ErrorKind::Stale => return Ok(()),
-            // The server is not root, and may change the object but not read it; or there are no descriptors, and a client that is
-            // told to come later would make the change twice.
-            Err(error) if matches!(error.kind(), ErrorKind::Access | ErrorKind::TryLater) => {
+            // It was removed, with all that the caller has changed in it: the kernel opens the handle of every inode that has a name.
+            Err(error) if error.kind() == ErrorKind::Stale && export.table.is_none() => return Ok(()),
+            // The server is not root, and may change the object but not read it, or has lost the object's place, as after a rename
+            // by a local program; or there are no descriptors, and a client that is told to come later would make the change twice.
+            Err(error) if matches!(error.kind(), ErrorKind::Access | ErrorKind::Stale | ErrorKind::TryLater) => {
                 rustix::fs::syncfs(&export.root_descriptor)
             }
             Err(error) => return Err(error),
@@ -62,4 +62,41 @@ impl Fs {
 /// The error of a call that has changed something: the client must not take it for one to be sent again.
 pub(crate) fn changed_for_good(error: FsError) -> FsError {
     if error.kind() == ErrorKind::TryLater { ErrorKind::Io.into() } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::SetAttr;
+    use crate::common::{Served, root};
+    use crate::export::HandleSource;
+    use crate::ops::CreateHow;
+    use crate::sys;
+
+    /// Syncs made for a new file whose directory a local program changes before they begin.
+    fn synced_after(change: impl FnOnce(&Served)) -> u64 {
+        let (served, mut lane) = (Served::open_to_all(), Lane::attach().unwrap());
+        assert_eq!(served.export.handles(), HandleSource::Table);
+        std::fs::create_dir(served.path("directory")).unwrap();
+        let (fs, directory) = (&served.fs, served.find(&mut lane, "directory").handle);
+        let how = CreateHow::Guarded(SetAttr::default());
+        let (made, owed) = lane.owing(|lane| fs.create(lane, &root(), &directory, b"file", &how).result);
+        made.unwrap();
+        change(&served);
+        fs.descriptors.forget(&directory);
+        fs.settle_owed(&lane, &owed).unwrap();
+        fs.counters().settled
+    }
+
+    #[test]
+    fn change_is_durable_though_the_place_of_its_object_is_lost() {
+        let test = || {
+            // As without root.
+            sys::refuse_call(libc::SYS_open_by_handle_at, Errno::PERM);
+            assert_eq!(synced_after(|_| ()), 1);
+            let rename = |served: &Served| std::fs::rename(served.path("directory"), served.path("moved")).unwrap();
+            assert_eq!(synced_after(rename), 1);
+        };
+        std::thread::scope(|scope| scope.spawn(test).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
 }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::AtFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, Result as SysResult};
 
 use super::make::Place;
 use crate::attr::{Attr, Changed, Renamed, Wcc};
@@ -16,6 +16,9 @@ use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, entry_name};
 use crate::sys;
+
+/// The object that has a name, and its change.
+type Named<'a> = (Handle, Changing<'a>);
 
 impl Fs {
     /// Removes a name of anything but a folder. Where it was the last, the object's handle is stale.
@@ -42,9 +45,9 @@ impl Fs {
             dir,
             entry_name(name, ErrorKind::Invalid),
             |place| {
-                let (victim, _changing) = self.changing_name(place.export, &place.folder, &place.name);
+                let victim = self.changing_name(place.export, &place.folder, &place.name);
                 rustix::fs::unlinkat(&*place.folder, place.name.as_c_str(), flags)?;
-                Ok(victim)
+                Ok(self.changed_name(victim))
             },
             |_, victim| {
                 victim.iter().for_each(|handle| self.lost_name(handle));
@@ -96,11 +99,11 @@ impl Fs {
 
     fn move_name(&self, lane: &mut Lane, old: &Place<'_>, new: &Place<'_>) -> Result<(), FsError> {
         let (moved, victim) = lane.as_caller(&old.caller, || {
-            let (moved, _moving) = self.changing_name(old.export, &old.folder, &old.name);
-            let (victim, _changing) = self.changing_name(new.export, &new.folder, &new.name);
+            let moved = self.changing_name(old.export, &old.folder, &old.name);
+            let victim = self.changing_name(new.export, &new.folder, &new.name);
             let (from, to) = (old.name.as_c_str(), new.name.as_c_str());
             rustix::fs::renameat(&*old.folder, from, &*new.folder, to)?;
-            Ok::<_, FsError>((moved, victim))
+            Ok::<_, FsError>((self.changed_name(moved), self.changed_name(victim)))
         })??;
         if let Some(victim) = victim {
             self.lost_name(&victim);
@@ -111,16 +114,61 @@ impl Fs {
         Ok(())
     }
 
-    /// A change of the object of a name begins, whose folder no other call changes meanwhile. Its handle, as far as the caller
-    /// may ask.
-    fn changing_name(&self, export: &Export, folder: &OwnedFd, name: &CStr) -> (Option<Handle>, Option<Changing<'_>>) {
-        let handle = match sys::name_to_handle(folder, name) {
-            Ok((kernel, _)) => export.handle(&kernel),
-            // There is nothing to change.
-            Err(Errno::NOENT) => return (None, None),
-            Err(_) => None,
+    /// Begins a change of the object that has a name, in a folder that no other call changes meanwhile. `None`: there is none. Fails if
+    /// the caller may not look the name up.
+    fn changing_name(&self, export: &Export, folder: &OwnedFd, name: &CStr) -> SysResult<Option<Named<'_>>> {
+        match sys::name_to_handle(folder, name) {
+            // An object without a handle has no attributes in the cache.
+            Ok((kernel, _)) => Ok(export.handle(&kernel).map(|handle| {
+                let changing = self.attrs.changing(&handle);
+                (handle, changing)
+            })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Ends the change of a name's object, which has succeeded. Returns the object's handle.
+    fn changed_name(&self, named: SysResult<Option<Named<'_>>>) -> Option<Handle> {
+        let Ok(named) = named else {
+            // Any object may have changed. Not before the call, because those that fail must not empty the cache.
+            drop(self.attrs.changing_unknown());
+            return None;
         };
-        let changing = handle.as_ref().map_or_else(|| self.attrs.changing_unknown(), |it| self.attrs.changing(it));
-        (handle, Some(changing))
+        named.map(|(handle, _)| handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ksf_test::root_or_skip;
+
+    use super::*;
+    use crate::common::{Served, on_lane, root};
+    use crate::credential::Squash;
+    use crate::export::ExportOptions;
+
+    #[test]
+    fn failing_calls_of_a_stranger_leave_the_attribute_cache_alone() {
+        let Some(()) = root_or_skip("identities") else { return };
+        let options = ExportOptions { squash: Squash::None, exclusive: true, ..ExportOptions::default() };
+        let (served, stranger) = (Served::new(options), Credential::unix(1001, 1001, &[]));
+        std::fs::create_dir(served.path("closed")).unwrap();
+        std::fs::set_permissions(served.path("closed"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        std::fs::write(served.path("closed/file"), "").unwrap();
+        on_lane(|lane| {
+            let fs = &served.fs;
+            let (closed, other) = (served.find(lane, "closed").handle, served.make(lane, "other").handle);
+            fs.getattr(lane, &other).unwrap();
+            let failed = [
+                fs.remove(lane, &stranger, &closed, b"file").result,
+                fs.rmdir(lane, &stranger, &closed, b"none").result,
+                fs.rename(lane, &stranger, &closed, b"file", &closed, b"new").result,
+            ];
+            assert_eq!(failed.map(|result| result.unwrap_err().kind()), [ErrorKind::Access; 3]);
+            assert!(fs.known_attr(&other).is_some());
+            fs.remove(lane, &root(), served.root(), b"other").result.unwrap();
+            assert!(fs.known_attr(&other).is_none());
+        });
     }
 }

@@ -93,6 +93,10 @@ impl Serving {
         Client::new(self.address(), "tests", uid, gid, groups)
     }
 
+    pub(crate) fn counters(&self) -> String {
+        place::counters(&self.server, self.nfs.files())
+    }
+
     pub(crate) fn stop(self) {
         self.server.drain().unwrap();
     }

@@ -66,3 +66,10 @@ pub(crate) fn hold_lanes(files: &Files) -> Vec<Sender<()>> {
 pub(crate) fn server(engine: EngineKind) -> Builder {
     Server::builder().engine(engine).limits(Limits { linger_timeout_ms: 0, ..Limits::default() })
 }
+
+/// The counters of a server, for the message of a failure.
+pub(crate) fn counters(server: &Server, files: &Files) -> String {
+    let counted = server.counters().into_iter().filter(|counter| counter.value > 0);
+    let counted: Vec<_> = counted.map(|counter| (counter.name, counter.value)).collect();
+    format!("{:?}, {:?}, {counted:?}", files.fs_counters(), files.lane_counters())
+}

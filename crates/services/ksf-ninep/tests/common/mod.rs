@@ -62,7 +62,7 @@ pub(crate) struct Serving {
 impl Serving {
     pub(crate) fn connect(&self) -> Client {
         match &self.server.listeners()[0].addr {
-            ListenAddr::Tcp(address) => Client(stream::connect(*address)),
+            ListenAddr::Tcp(address) => Client(stream::connect(*address), None),
             other => panic!("{other} has no address"),
         }
     }
@@ -79,13 +79,17 @@ impl Serving {
         client
     }
 
+    pub(crate) fn counters(&self) -> String {
+        place::counters(&self.server, self.ninep.files())
+    }
+
     pub(crate) fn stop(self) {
         self.server.drain().unwrap();
     }
 }
 
-/// A connection.
-pub(crate) struct Client(pub(crate) TcpStream);
+/// A connection, and its last request that failed.
+pub(crate) struct Client(pub(crate) TcpStream, pub(crate) Option<String>);
 
 impl Client {
     pub(crate) fn send(&mut self, tag: u16, request: Request<'_>) {
@@ -120,7 +124,10 @@ impl Client {
         let (answered, reply) = Reply::parse(&message).unwrap();
         assert_eq!(answered, tag);
         match reply {
-            Reply::Lerror { ecode } => Err(ecode as i32),
+            Reply::Lerror { ecode } => {
+                self.1 = Some(format!("{request:?}: error {ecode}"));
+                Err(ecode as i32)
+            }
             reply => {
                 assert_eq!(reply.kind(), request.kind() + 1, "{request:?}");
                 Ok(look(reply))
