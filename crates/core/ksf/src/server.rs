@@ -1,6 +1,7 @@
 //! A running server: listeners, shards, and what can be asked of them.
 
 use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -24,6 +25,7 @@ use crate::shares::Shares;
 use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
+use crate::threads;
 
 /// Size of a receive slot: the largest UDP datagram (65,507 bytes) fits. Effect of larger ones: fewer
 /// completions under load; price: address space, and memory only as far as it was received into.
@@ -433,7 +435,7 @@ impl Server {
         let mut result = Ok(());
         for shard in &mut self.shards {
             if let Some(thread) = shard.thread.take() {
-                let ended = thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a shard panicked")));
+                let ended = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
                 result = result.and(ended);
             }
         }
@@ -448,7 +450,7 @@ impl Server {
                 })
                 .collect();
             let ended = drains.into_iter().map(|drain| match drain {
-                Ok(thread) => thread.join().unwrap_or_default(),
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 // Without a thread of its own: in its turn.
                 Err(drain) => drain(),
             });
@@ -513,7 +515,7 @@ impl Server {
         let (connections, listeners, cpu) = (Arc::clone(&self.connections), plan.listeners, plan.cpu);
         let spin = plan.spin;
         let local_cpu = plan.locality.then_some(cpu as u32);
-        let thread = thread::Builder::new().name(format!("ksf-shard-{}", plan.number)).spawn(move || {
+        let thread = threads::start(format!("ksf-shard-{}", plan.number), move || {
             let shard = cpus::pin_to(cpu)
                 .map_err(Error::Thread)
                 .and_then(|()| Shard::<E>::new(env()?, listeners, connections, local_cpu, spin));

@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ksf::threads;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{ClientSnapshot, ServiceSnapshot, Snapshot, Source, Value};
@@ -25,14 +26,12 @@ const PEERS_MAX: usize = 64;
 pub(crate) fn open(address: SocketAddr, source: Source) -> Result<SocketAddr, Failure> {
     let listener = TcpListener::bind(address).map_err(|error| refused(address, &error))?;
     let bound = listener.local_addr().map_err(|error| refused(address, &error))?;
-    thread::Builder::new()
-        .name("ksf-prometheus".into())
-        .spawn(move || {
-            if let Err(error) = serve(&listener, &source) {
-                say(&format_args!("no more counters for Prometheus: {error}"));
-            }
-        })
-        .map_err(|error| Failure::os("cannot start a thread", &error))?;
+    threads::start("ksf-prometheus", move || {
+        if let Err(error) = serve(&listener, &source) {
+            say(&format_args!("no more counters for Prometheus: {error}"));
+        }
+    })
+    .map_err(|error| Failure::os("cannot start a thread", &error))?;
     Ok(bound)
 }
 
