@@ -410,7 +410,8 @@ impl Server {
     }
 
     /// Stops listening, answers what was received, closes every connection, and returns when all are closed and no task
-    /// runs, or when `drain_timeout_ms` is over.
+    /// runs, or when `drain_timeout_ms` is over. Within that time it also waits for connections that linger, for `linger_timeout_ms` at
+    /// most: a socket that is closed earlier is reset when its peer sends anything, and the peer could lose replies that it has not read.
     pub fn drain(mut self) -> std::io::Result<Drained> {
         let deadline = self.drain_deadline();
         for shard in &self.shards {
