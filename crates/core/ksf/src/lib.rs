@@ -45,6 +45,7 @@ pub mod spin;
 pub mod stats;
 pub mod status_socket;
 pub mod tasks;
+pub mod threads;
 mod turn;
 
 pub use error::{CloseReason, Error};

@@ -17,6 +17,9 @@
 //! the same, out of [`Service::upstream`](crate::Service::upstream) or a deferred answer, [comes back](ExchangeFull); then
 //! the other end is not read, either, until it has taken some, and the service is told ([`Upstream::Room`]). Every wait
 //! has an end: `connect_timeout_ms`, `send_timeout_ms`, `upstream_timeout_ms`.
+//!
+//! An exchange that ends before TCP has taken all bytes that were passed on ends with a reset: the backend must not take the end of
+//! the stream for that of the request.
 
 use std::net::SocketAddr;
 

@@ -1,6 +1,7 @@
 //! A running server: listeners, shards, and what can be asked of them.
 
 use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
@@ -25,6 +26,7 @@ use crate::shares::Shares;
 use crate::spin::Spin;
 use crate::stats::{self, CounterValue, Stats};
 use crate::tasks::{TaskOptions, TaskPool};
+use crate::threads;
 
 /// Size of a receive slot: the largest UDP datagram (65,507 bytes) fits. Effect of larger ones: fewer
 /// completions under load; price: address space, and memory only as far as it was received into.
@@ -409,7 +411,8 @@ impl Server {
     }
 
     /// Stops listening, answers what was received, closes every connection, and returns when all are closed and no task
-    /// runs, or when `drain_timeout_ms` is over.
+    /// runs, or when `drain_timeout_ms` is over. Within that time it also waits for connections that linger, for `linger_timeout_ms` at
+    /// most: a socket that is closed earlier is reset when its peer sends anything, and the peer could lose replies that it has not read.
     pub fn drain(mut self) -> std::io::Result<Drained> {
         let deadline = self.drain_deadline();
         for shard in &self.shards {
@@ -434,7 +437,7 @@ impl Server {
         let mut result = Ok(());
         for shard in &mut self.shards {
             if let Some(thread) = shard.thread.take() {
-                let ended = thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a shard panicked")));
+                let ended = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
                 result = result.and(ended);
             }
         }
@@ -449,7 +452,7 @@ impl Server {
                 })
                 .collect();
             let ended = drains.into_iter().map(|drain| match drain {
-                Ok(thread) => thread.join().unwrap_or_default(),
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 // Without a thread of its own: in its turn.
                 Err(drain) => drain(),
             });
@@ -514,7 +517,7 @@ impl Server {
         let (connections, listeners, cpu) = (Arc::clone(&self.connections), plan.listeners, plan.cpu);
         let spin = plan.spin;
         let local_cpu = plan.locality.then_some(cpu as u32);
-        let thread = thread::Builder::new().name(format!("ksf-shard-{}", plan.number)).spawn(move || {
+        let thread = threads::start(format!("ksf-shard-{}", plan.number), move || {
             let shard = cpus::pin_to(cpu)
                 .map_err(Error::Thread)
                 .and_then(|()| Shard::<E>::new(env()?, listeners, connections, local_cpu, spin));

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -21,6 +21,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::threads;
 
 /// Clients at a time; one more ends the oldest.
 const CLIENTS_MAX: usize = 64;
@@ -165,7 +167,7 @@ impl StatusSocket {
                 self.serve(&mut answer);
             }
         };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(work)?;
+        let thread = threads::start(name, work)?;
         Ok(Served { path, stop, thread: Some(thread) })
     }
 

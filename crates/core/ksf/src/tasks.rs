@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::threads;
 
 /// How the pool grows and shrinks. By default it may have more threads than there are CPUs: they wait for disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +213,7 @@ impl Shared {
             return false;
         }
         let pool = Arc::clone(self);
-        thread::Builder::new().name("ksf-block".to_owned()).spawn(move || pool.work_until_idle()).is_ok()
+        threads::start("ksf-block", move || pool.work_until_idle()).is_ok()
     }
 
     fn work_until_idle(&self) {
@@ -273,6 +274,7 @@ impl Shared {
 mod tests {
     use std::sync::Barrier;
     use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
 

@@ -11,6 +11,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::outgoing::Upstream;
+use ksf::pool::Chunk;
 use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
 /// Passes each line to a backend. An answer of the backend that begins with `block` is given to the client by a task of
@@ -143,5 +144,82 @@ fn last_words_from_a_task_are_waited_for() {
             until_count(&served.server, "closed_oversized_message", 1);
             assert_eq!(count(&served.server, "replies_deferred"), 1, "{engine}, {order:?}");
         }
+    }
+}
+
+/// More than the sockets of a connection take.
+const ENDLESS: usize = 64 << 20;
+
+/// Passes a long request to a backend, and ends the connection of its client with the exchange.
+struct Long {
+    backend: SocketAddr,
+}
+
+impl Service for Long {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { needs_shards: true, ..Profile::new("long", Framing::Delimiter(Delimiter::LF)) }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.dial(self.backend, false).unwrap();
+        reply.pass(Chunk::from_vec(vec![b'r'; ENDLESS])).unwrap();
+    }
+
+    fn upstream(&self, (): &mut (), (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
+        if matches!(event, Upstream::Failed(_)) {
+            reply.close();
+        }
+    }
+}
+
+/// Its end could pass for that of the request, where the end of the stream is.
+#[test]
+fn an_end_that_throws_request_bytes_away_is_a_reset() {
+    own_network();
+    for engine in engines() {
+        let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+        let start = |limits: Limits| {
+            let service = Arc::new(Long { backend: backend.local_addr().unwrap() });
+            let server = one_shard(engine, ANY, limits, service);
+            let mut client = connect(&server);
+            client.write_all(b"all of it\n").unwrap();
+            let (mut exchange, _) = backend.accept().unwrap();
+            exchange.set_read_timeout(Some(PATIENCE)).unwrap();
+            expect(&mut exchange, b"r");
+            (server, client, exchange)
+        };
+
+        // The backend does not take them.
+        let (server, mut client, mut exchange) = start(Limits { send_timeout_ms: 50, ..Limits::default() });
+        expect_end(&mut client);
+        expect_reset(&mut exchange);
+        drop(server);
+
+        // The client has gone.
+        let (server, client, mut exchange) = start(Limits::default());
+        reset(client);
+        until_count(&server, "closed_total", 1);
+        expect_reset(&mut exchange);
+        drop(server);
+
+        let (server, _client, mut exchange) = start(Limits { drain_timeout_ms: 50, ..Limits::default() });
+        server.drain().unwrap();
+        expect_reset(&mut exchange);
+
+        let (server, _client, mut exchange) = start(Limits::default());
+        drop(server);
+        expect_reset(&mut exchange);
     }
 }

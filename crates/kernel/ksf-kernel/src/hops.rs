@@ -1,8 +1,8 @@
 //! The detours that replies of another length than their request take: see `bpf/ksf_stream.h`.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
-use std::{io, thread};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -69,7 +69,7 @@ impl Hops {
                 let _ = maps.end_connection(slot as u32, pairs[slot].is_some());
             }
         };
-        let thread = thread::Builder::new().name("ksf-hops".into()).spawn(watch)?;
+        let thread = ksf::threads::start("ksf-hops", watch)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -77,7 +77,6 @@ impl Hops {
 impl Drop for Hops {
     fn drop(&mut self) {
         self.stop = None;
-        // It never panics; and if it had, its sockets would be gone all the same.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -19,6 +19,7 @@ use ksf::error::CloseReason;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::{CallOutcome, EXPECTED_REPLY_BYTES, call_outside};
 use ksf::stats::Stats;
+use ksf::threads;
 use ksf::{Order, Peer, Profile, WorkerService};
 
 use crate::batch::MessageBatch;
@@ -143,7 +144,7 @@ impl<S: WorkerService> Workers<S> {
             let name = format!("ksf-worker-{number}");
             let works = Arc::new(AtomicBool::new(false));
             let its_works = Arc::clone(&works);
-            let handle = thread::Builder::new().name(name).spawn(move || {
+            let handle = threads::start(name, move || {
                 loop {
                     match socket.recv_in_place() {
                         Ok(batch) => {
@@ -212,7 +213,6 @@ impl<S: WorkerService> Workers<S> {
         let mut left = 0;
         for WorkerThread { works, handle } in lock(&self.threads).drain(..) {
             if waits || !works.load(Ordering::SeqCst) {
-                // A worker catches what a service does wrong.
                 let _ = handle.join();
             } else {
                 left += 1;

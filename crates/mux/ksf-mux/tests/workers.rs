@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -18,6 +20,8 @@ use ksf::server::Drained;
 use ksf::{Order, Server};
 use ksf_mux::{Mux, StartError, Workers, WorkersOptions};
 use ksf_test::stream::expect_reset;
+use ksf_test::{Helper, is_helper, listen};
+use rustix::process::Signal;
 
 /// In a network of its own.
 fn start(service: Arc<Scripted>, workers: usize, limits: Limits) -> Running {
@@ -28,6 +32,33 @@ fn start_with_mux(service: Arc<Scripted>, workers: usize, limits: Limits) -> (Mu
     own_network();
     let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(workers, limits.clone())).unwrap();
     (workers.mux().clone(), Running::start(service, workers, limits))
+}
+
+/// A worker that ended alone left the messages that it had taken, and those to come if it was the last one, without an answer.
+#[test]
+fn panic_of_a_worker_outside_of_the_service_aborts_the_process() {
+    let mut command = Helper::command("workers::helper_panics_outside_of_the_service");
+    let mut helper = ksf_test::Running::start(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!(helper.wait().signal(), Some(Signal::ABORT.as_raw()));
+    let said = helper.err.seen().join("\n");
+    assert!(said.contains("ksf: thread ksf-worker-0 panicked; "), "{said}");
+}
+
+#[test]
+#[ignore = "a part of the test above"]
+fn helper_panics_outside_of_the_service() {
+    if !is_helper() {
+        return;
+    }
+    own_network();
+    let service = Scripted::new(Order::Free, 1);
+    let mut options = WorkersOptions::new(1, Limits::default());
+    options.classify = Some(Arc::new(|_| panic!("on purpose")));
+    options.class_caps = vec![1];
+    let workers = Workers::start(Arc::clone(&service), options).unwrap();
+    let running = Running::start(service, workers, Limits::default());
+    running.connect().write_all(&frame(b"e")).unwrap();
+    while listen().is_some() {}
 }
 
 #[test]

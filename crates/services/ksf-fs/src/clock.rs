@@ -40,7 +40,7 @@ impl FsClock {
                 }
             }
         };
-        std::thread::Builder::new().name("ksf-fs-clock".to_owned()).spawn(run)?;
+        ksf::threads::start("ksf-fs-clock", run)?;
         Ok(Self(ended))
     }
 }

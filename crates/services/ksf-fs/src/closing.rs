@@ -7,7 +7,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+
+use ksf::threads;
 
 use crate::descriptors::Gone;
 
@@ -32,7 +33,7 @@ impl Closer {
     pub(crate) fn start() -> io::Result<Self> {
         let start = |name: &str| {
             let (sender, jobs) = mpsc::channel::<Job>();
-            thread::Builder::new().name(name.to_owned()).spawn(move || jobs.into_iter().for_each(|job| job()))?;
+            threads::start(name, move || jobs.into_iter().for_each(|job| job()))?;
             Ok::<_, io::Error>(sender)
         };
         Ok(Self { closes: start("ksf-fs-closer")?, unlocks: start("ksf-fs-unlocker")? })
@@ -45,7 +46,7 @@ impl Closer {
 
     /// Has the thread that closes run a job.
     fn run(&self, job: impl FnOnce() + Send + 'static) {
-        // The thread outlives this. If it has panicked, the job is dropped here.
+        // The thread outlives this.
         drop(self.closes.send(Box::new(job)));
     }
 

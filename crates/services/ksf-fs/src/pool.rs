@@ -28,8 +28,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use ksf::threads;
 
 use crate::account::Account;
 use crate::lane::{Identities, Lane, LaneError};
@@ -152,7 +154,7 @@ impl Pool {
             pool.identities = pool.queue.0.start_lane()?;
         }
         let shared = Arc::clone(&pool.queue.0);
-        let keeper = thread::Builder::new().name("ksf-fs-keeper".to_owned()).spawn(move || shared.keep());
+        let keeper = threads::start("ksf-fs-keeper", move || shared.keep());
         pool.keeper = Some(keeper.map_err(LaneError::Thread)?);
         Ok(pool)
     }
@@ -195,7 +197,7 @@ impl Pool {
             self.queue.0.wait_for_lanes(None);
         }
         if let Some(keeper) = self.keeper.take() {
-            // The keeper does not panic, and it has been told to end.
+            // It has been told to end.
             let _ = keeper.join();
         }
     }
@@ -386,7 +388,7 @@ impl Shared {
         let (ready, is_ready) = mpsc::sync_channel(1);
         let shared = Arc::clone(self);
         self.lock().lanes += 1;
-        let thread = thread::Builder::new().name(self.options.name.to_owned()).spawn(move || {
+        let thread = threads::start(self.options.name, move || {
             match Lane::attach() {
                 Ok(mut lane) => {
                     lane.leave_to(shared.options.syncs.clone());
@@ -488,6 +490,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
+    use std::thread;
 
     use ksf_test::Random;
 

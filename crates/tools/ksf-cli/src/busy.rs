@@ -4,6 +4,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
+use ksf::listener::ListenAddr;
+
 /// A process that holds an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -13,24 +15,45 @@ pub(crate) struct Holder {
 
 /// Says who holds a TCP or UDP address: `held by nginx (pid 12)`, or that it cannot be told.
 pub(crate) fn describe_inet(address: SocketAddr, udp: bool) -> String {
-    let tables = if udp { ["udp", "udp6"] } else { ["tcp", "tcp6"] };
-    let inodes: Vec<(u64, u32)> = tables
-        .iter()
-        .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
-        .flat_map(|text| inet_holders(&text, address, udp))
-        .collect();
-    describe(&inodes)
+    describe(&of_inet(address, udp))
 }
 
 /// Says who listens on a Unix-domain socket.
 pub(crate) fn describe_unix(path: &Path) -> String {
+    describe(&of_unix(path))
+}
+
+/// True if a process holds the address, or may hold it: only root sees the descriptors of other users. False for sockets that the
+/// kernel has not released yet after the end of their process.
+pub(crate) fn is_held(address: &ListenAddr) -> bool {
+    let sockets = match address {
+        ListenAddr::Tcp(at) => of_inet(*at, false),
+        ListenAddr::Udp(at) => of_inet(*at, true),
+        ListenAddr::Unix(path) => of_unix(path),
+        _ => return true,
+    };
+    let own = rustix::process::geteuid();
+    let is_hidden = |uid: u32| !own.is_root() && uid != own.as_raw();
+    sockets.iter().any(|(inode, uid)| is_hidden(*uid) || holder_of(*inode).is_some())
+}
+
+/// Inode and owner of the sockets that hold an address.
+fn of_inet(address: SocketAddr, udp: bool) -> Vec<(u64, u32)> {
+    let tables = if udp { ["udp", "udp6"] } else { ["tcp", "tcp6"] };
+    tables
+        .iter()
+        .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
+        .flat_map(|text| inet_holders(&text, address, udp))
+        .collect()
+}
+
+/// Inodes of the sockets with this path. The table does not have their owners: `u32::MAX`.
+fn of_unix(path: &Path) -> Vec<(u64, u32)> {
     let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let inodes: Vec<(u64, u32)> = text
-        .lines()
+    text.lines()
         .filter(|line| line.split_whitespace().nth(7).is_some_and(|at| Path::new(at) == path))
         .filter_map(|line| Some((line.split_whitespace().nth(6)?.parse().ok()?, u32::MAX)))
-        .collect();
-    describe(&inodes)
+        .collect()
 }
 
 fn describe(inodes: &[(u64, u32)]) -> String {
@@ -112,9 +135,14 @@ fn holder_of(inode: u64) -> Option<Holder> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
     use std::net::{TcpListener, UdpSocket};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn this_process_is_found_on_its_own_ports() {
@@ -126,6 +154,29 @@ mod tests {
         let wildcard = TcpListener::bind("0.0.0.0:0").unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, wildcard.local_addr().unwrap().port()));
         assert!(describe_inet(address, false).contains(&me));
+    }
+
+    /// A listener as a killed server may leave it: the kernel alone has the socket, here on its way between two processes. Dropping the
+    /// streams releases it.
+    pub(crate) fn left_behind() -> (ListenAddr, [UnixStream; 2]) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = ListenAddr::Tcp(listener.local_addr().unwrap());
+        let (to, from) = UnixStream::pair().unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [listener.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&to, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+        (address, [to, from])
+    }
+
+    #[test]
+    fn socket_that_no_process_has_is_not_held() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(is_held(&ListenAddr::Tcp(listener.local_addr().unwrap())));
+        let (address, streams) = left_behind();
+        assert!(!is_held(&address));
+        drop(streams);
     }
 
     #[test]

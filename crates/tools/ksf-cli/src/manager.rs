@@ -2,9 +2,10 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ksf::threads;
 use rustix::time::{ClockId, clock_gettime};
 use sd_notify::NotifyState;
 
@@ -69,7 +70,7 @@ impl Starting {
     ) -> Self {
         let (stop, stopped) = mpsc::channel();
         let work = move || extend(&stopped, every, used, ask);
-        let thread = thread::Builder::new().name("ksf-starting".into()).spawn(work);
+        let thread = threads::start("ksf-starting", work);
         let thread = thread.inspect_err(|error| say(&format_args!("warning: cannot ask for a longer start: {error}")));
         Self { stop: Some(stop), thread: thread.ok() }
     }
@@ -140,6 +141,7 @@ fn tell(states: &[NotifyState<'_>]) {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
 
     use ksf_test::PATIENCE;
 

@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
+use ksf::threads;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
@@ -35,7 +35,7 @@ impl Events {
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
         let (sender, receiver) = mpsc::channel();
-        thread::Builder::new().name("ksf-signals".into()).spawn(move || {
+        threads::start("ksf-signals", move || {
             let mut stopping = false;
             for signal in signals.forever() {
                 let event = if signal == SIGHUP { Event::Reload } else { Event::Stop };

@@ -23,6 +23,7 @@ mod readme;
 mod serving;
 mod store;
 mod support;
+mod threads;
 mod unit;
 mod unprivileged;
 mod work;

@@ -65,16 +65,14 @@ impl Attached {
         let (told, begun) = mpsc::channel();
         let (pids, end) = (pids.to_vec(), Arc::clone(&stop));
         // A thread, because the network namespace is that of a thread.
-        let thread = std::thread::Builder::new()
-            .name("ksf-accel".into())
-            .spawn(move || match Attachment::new(&pids, options, &end) {
-                Ok(mut attachment) => {
-                    let _ = told.send(Ok(attachment.status_socket.as_ref().map(|it| it.path().to_owned())));
-                    attachment.run();
-                }
-                Err(error) => drop(told.send(Err(error))),
-            })
-            .map_err(|error| AccelError::system("starting a thread", error))?;
+        let thread = ksf::threads::start("ksf-accel", move || match Attachment::new(&pids, options, &end) {
+            Ok(mut attachment) => {
+                let _ = told.send(Ok(attachment.status_socket.as_ref().map(|it| it.path().to_owned())));
+                attachment.run();
+            }
+            Err(error) => drop(told.send(Err(error))),
+        })
+        .map_err(|error| AccelError::system("starting a thread", error))?;
         let lost = || AccelError::Holder { said: "its thread ended".to_owned() };
         let status_socket = begun.recv().map_err(|_| lost())??;
         Ok(Self { stop, status_socket, thread: Some(thread) })

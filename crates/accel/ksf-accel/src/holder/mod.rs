@@ -167,9 +167,7 @@ impl Holder {
         let mut holder = Self::new(options, address, start)?;
         let (stop, level, refused) = (Arc::clone(&holder.stop), holder.level(), holder.refused().to_vec());
         let status_socket = holder.status_socket().map(Path::to_path_buf);
-        let thread = std::thread::Builder::new()
-            .name("ksf-accel".into())
-            .spawn(move || holder.run())
+        let thread = ksf::threads::start("ksf-accel", move || holder.run())
             .map_err(|error| AccelError::system("starting a thread", error))?;
         Ok(Started { name, token, level, refused, status_socket, stop, thread: Some(thread) })
     }

@@ -379,6 +379,11 @@ impl Connection {
         self.resume(was_stalled, env);
     }
 
+    /// True while bytes that were [passed on](crate::Reply::pass) wait for the shard to take them.
+    pub(crate) fn is_passing(&self) -> bool {
+        self.passing_bytes > 0
+    }
+
     /// The shard took `bytes` of what was [passed on](crate::Reply::pass), and counts them from now on. If they
     /// are too many, [`set_full`](Self::set_full) said so before.
     pub fn passed(&mut self, bytes: usize, env: &mut Env) {

@@ -70,7 +70,7 @@ impl<E: Engine> Shard<E> {
         let reason = match conn.phase {
             Phase::Releasing(_) => return,
             Phase::Lingering(reason) => reason,
-            // Whatever else is known of the connection, its end is not orderly.
+            // A reason that loses replies stays the reason.
             Phase::Open if loses_replies(reason) => reason,
             // The peer is gone after an orderly end: that end is the reason.
             Phase::Open => conn.stream.finished().unwrap_or(reason),

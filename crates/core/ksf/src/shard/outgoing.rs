@@ -36,6 +36,8 @@ pub(super) struct Outgoing {
     paused: bool,
     /// The owner was told that no more can be passed for now.
     full: bool,
+    /// Bytes that its owner passed on did not come here.
+    is_cut_short: bool,
     eof: bool,
     closing: Option<CloseReason>,
     failure: Failure,
@@ -57,6 +59,7 @@ impl Outgoing {
             counted_bytes: 0,
             paused: false,
             full: false,
+            is_cut_short: false,
             eof: false,
             closing: None,
             failure: Failure::Reset,
@@ -205,6 +208,12 @@ impl Outgoing {
     /// Bytes that wait for the other end.
     pub(super) fn queued_bytes(&self) -> usize {
         self.output.len() + self.sending_bytes
+    }
+
+    /// True if the end of the connection must be a reset now: TCP has not taken all that was passed on, and an orderly end would
+    /// pass for the end of that.
+    pub(super) fn needs_reset(&self) -> bool {
+        self.is_cut_short || self.queued_bytes() > 0
     }
 
     pub(super) fn end(self, env: &mut Env) {
@@ -406,10 +415,11 @@ impl<E: Engine> Shard<E> {
                     self.idle.remove(&outgoing.to);
                 }
             }
-        } else if let Some(upstream) = conn.upstream.take()
-            && let Some((outgoing, _)) = self.outgoing(upstream)
-        {
+        } else if let Some(upstream) = conn.upstream.take() {
+            let is_cut_short = conn.stream.served().is_some_and(|owner| owner.is_passing());
+            let Some((outgoing, _)) = self.outgoing(upstream) else { return };
             outgoing.owner = None;
+            outgoing.is_cut_short = is_cut_short;
             self.release(upstream.index, CloseReason::Service);
         }
     }

@@ -89,7 +89,7 @@ impl Stream {
     pub(super) fn needs_reset(&self) -> bool {
         match self {
             Self::Served(served) => served.needs_reset(),
-            Self::Outgoing(_) => false,
+            Self::Outgoing(outgoing) => outgoing.needs_reset(),
         }
     }
 

@@ -143,7 +143,7 @@ impl Mux {
     /// A multiplexor without connections. Starts a thread that keeps time limits.
     pub fn new(options: MuxOptions) -> std::io::Result<Self> {
         let (mux, timer) = Self::without_thread(options)?;
-        let thread = std::thread::Builder::new().name("ksf-mux-timer".into()).spawn(move || timer.run())?;
+        let thread = ksf::threads::start("ksf-mux-timer", move || timer.run())?;
         *mux.shared().timer_handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(mux)
     }

@@ -147,7 +147,7 @@ fn xdp_generic(machine: &Machine) -> Verdict {
         Err(error) => return Verdict::Fails(why_kernel(machine, &error)),
     };
     // unshare changes the calling thread only, and the namespace ends with it.
-    let attempt = thread::spawn(move || -> Result<(), Attempt> {
+    let probe = || -> Result<(), Attempt> {
         private_namespace().map_err(Attempt::Namespace)?;
         // Nobody listens there: an answer is the program's.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
@@ -160,8 +160,8 @@ fn xdp_generic(machine: &Machine) -> Verdict {
             socket.recv(&mut [0; 8]).map(drop)
         };
         exchange().map_err(Attempt::Datagram)
-    });
-    match attempt.join() {
+    };
+    match thread::scope(|scope| scope.spawn(probe).join()) {
         Ok(Ok(())) => Verdict::works("the program answered a datagram on lo (generic mode)"),
         Ok(Err(Attempt::Namespace(error))) => {
             Verdict::unknown(format!("no private network namespace to try it in ({error}); needs CAP_SYS_ADMIN"))

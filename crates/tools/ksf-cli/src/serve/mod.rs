@@ -18,6 +18,7 @@ mod sockets;
 mod spin;
 mod workers;
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +28,7 @@ use clap::{Args, ValueHint};
 use ksf::cpus::CpuSet;
 use ksf::server::Drained;
 use ksf::status_socket::Served;
+use ksf::threads;
 
 use self::args::{Loudness, ProcessArgs, StatsArgs};
 use self::config::Config;
@@ -252,11 +254,11 @@ fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
     let started = Instant::now();
     let drains: Vec<_> = services
         .into_iter()
-        .map(|Service { running, .. }| (running.name.clone(), std::thread::spawn(move || running.drain())))
+        .map(|Service { running, .. }| (running.name.clone(), threads::start("ksf-drain", move || running.drain())))
         .collect();
     let mut result = Ok(());
     for (name, drain) in drains {
-        let ended = drain.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")));
+        let ended = drain.and_then(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         match ended {
             Ok(Drained { tasks_left: 0 }) => {}
             Ok(Drained { tasks_left }) => {

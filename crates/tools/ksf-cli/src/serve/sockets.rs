@@ -1,13 +1,17 @@
 //! From wishes to sockets: addresses with their transports, and what the service manager passed.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::thread;
+use std::time::Duration;
 
+use ksf::Error;
 use ksf::engine::EngineKind;
 use ksf::listener::{self, ListenAddr};
 
 use super::address::Listen;
 use super::explain::explain;
 use super::listen::ListenEntry;
+use crate::busy;
 use crate::manager::Passed;
 use crate::output::{Failure, Status};
 
@@ -59,13 +63,20 @@ pub(crate) fn resolve(wish: Wish<'_>, name: Option<&str>, passed: &mut Vec<Passe
     Ok(sockets)
 }
 
+/// Checks of an address that is busy and that no process holds. `listener::check` tries for 0.2 s itself, so they take eight seconds.
+/// The kernel closes the ring of a killed server from a work queue, which takes longer on a busy machine.
+const CHECKS_MAX: u32 = 20;
+const CHECK_PAUSE: Duration = Duration::from_millis(200);
+
 impl Sockets {
     /// Fails if an address is in use or cannot be bound: before a service that starts makes anything.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        // The engine matters for errors of engines alone.
-        self.addresses
-            .iter()
-            .try_for_each(|(address, _)| listener::check(address).map_err(|error| explain(error, EngineKind::Epoll)))
+        self.addresses.iter().try_for_each(|(address, _)| {
+            let pause = || thread::sleep(CHECK_PAUSE);
+            let checked = check_until_released(|| listener::check(address), || busy::is_held(address), pause);
+            // The engine matters for errors of engines alone.
+            checked.map_err(|error| explain(error, EngineKind::Epoll))
+        })
     }
 
     /// Notes on [::] listeners without an IPv4 one at their port: sockets are IPv6 only, whatever net.ipv6.bindv6only says.
@@ -92,6 +103,21 @@ impl Sockets {
         self.addresses.extend(addresses.into_iter().map(|address| (address, entry.clone())));
         Ok(())
     }
+}
+
+/// Checks an address, again while it is busy and no process holds it.
+fn check_until_released(
+    mut check: impl FnMut() -> Result<(), Error>,
+    is_held: impl Fn() -> bool,
+    pause: impl Fn(),
+) -> Result<(), Error> {
+    for _ in 1..CHECKS_MAX {
+        match check() {
+            Err(Error::AddrInUse { .. }) if !is_held() => pause(),
+            result => return result,
+        }
+    }
+    check()
 }
 
 /// An address with a transport for each transport that is wished for.
@@ -157,7 +183,34 @@ fn check_passed(passed: &Passed) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::os::fd::OwnedFd;
+
+    #[test]
+    fn address_of_a_killed_server_is_awaited_and_one_in_use_is_not() {
+        let (address, streams) = busy::tests::left_behind();
+        let streams = Cell::new(Some(streams));
+        let release = || drop(streams.take());
+        check_until_released(|| listener::check(&address), || busy::is_held(&address), release).unwrap();
+
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = ListenAddr::Tcp(listener.local_addr().unwrap());
+        let waits = || panic!("it waits for a server that runs");
+        let checked = check_until_released(|| listener::check(&address), || busy::is_held(&address), waits);
+        assert!(matches!(checked, Err(Error::AddrInUse { .. })), "{checked:?}");
+    }
+
+    #[test]
+    fn busy_address_without_a_holder_is_checked_a_bounded_number_of_times() {
+        let checks = Cell::new(0);
+        let check = || {
+            checks.set(checks.get() + 1);
+            Err(Error::AddrInUse { addr: "127.0.0.1:7".parse().unwrap() })
+        };
+        let checked = check_until_released(check, || false, || ());
+        assert!(matches!(checked, Err(Error::AddrInUse { .. })), "{checked:?}");
+        assert_eq!(checks.get(), CHECKS_MAX);
+    }
 
     fn on(listen: &[ListenEntry]) -> Wish<'_> {
         Wish { listen, port: Some(1), has_datagrams: true }

@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ksf::threads;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{ClientSnapshot, ServiceSnapshot, Snapshot, Source, Value};
@@ -25,14 +26,12 @@ const PEERS_MAX: usize = 64;
 pub(crate) fn open(address: SocketAddr, source: Source) -> Result<SocketAddr, Failure> {
     let listener = TcpListener::bind(address).map_err(|error| refused(address, &error))?;
     let bound = listener.local_addr().map_err(|error| refused(address, &error))?;
-    thread::Builder::new()
-        .name("ksf-prometheus".into())
-        .spawn(move || {
-            if let Err(error) = serve(&listener, &source) {
-                say(&format_args!("no more counters for Prometheus: {error}"));
-            }
-        })
-        .map_err(|error| Failure::os("cannot start a thread", &error))?;
+    threads::start("ksf-prometheus", move || {
+        if let Err(error) = serve(&listener, &source) {
+            say(&format_args!("no more counters for Prometheus: {error}"));
+        }
+    })
+    .map_err(|error| Failure::os("cannot start a thread", &error))?;
     Ok(bound)
 }
 
@@ -89,37 +88,54 @@ fn serve(listener: &TcpListener, source: &Source) -> io::Result<()> {
     }
 }
 
-/// A peer from its first byte to the last one of its response.
+/// A peer from its first byte to its end.
 struct Client {
     stream: TcpStream,
     deadline: Instant,
     request: Vec<u8>,
-    /// What is left of the response, once the request is there.
-    response: Option<VecDeque<u8>>,
+    phase: Phase,
+}
+
+enum Phase {
+    Request,
+    /// The rest of the response.
+    Response(VecDeque<u8>),
+    /// The response is sent, and what the peer still sends, such as a body, is thrown away: closing a socket with unread bytes resets the
+    /// connection, and the peer could lose the response (RFC 9112, 9.6).
+    Lingering,
 }
 
 impl Client {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, deadline: Instant::now() + TIME_MAX, request: Vec::new(), response: None })
+        Ok(Self { stream, deadline: Instant::now() + TIME_MAX, request: Vec::new(), phase: Phase::Request })
     }
 
     fn awaits(&self) -> PollFlags {
-        if self.response.is_some() { PollFlags::OUT } else { PollFlags::IN }
+        if matches!(self.phase, Phase::Response(_)) { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Reads of the request, or writes of the response, what goes now. False: it is done.
+    /// Reads or writes what goes now. False: it is done.
     fn go_on(&mut self, source: &Source) -> io::Result<bool> {
-        let moved = match &mut self.response {
-            None => self.read().map(|has_ended| {
-                let is_whole = has_ended || self.request.windows(4).any(|window| window == b"\r\n\r\n");
-                self.response = is_whole.then(|| respond_in_full(&self.request, source).into());
+        let moved = match &mut self.phase {
+            Phase::Request => self.read().map(|has_ended| {
+                if has_ended || self.request.windows(4).any(|window| window == b"\r\n\r\n") {
+                    self.phase = Phase::Response(respond_in_full(&self.request, source).into());
+                }
                 true
             }),
-            Some(left) => self.stream.write(left.as_slices().0).map(|bytes| {
-                left.drain(..bytes);
-                !left.is_empty()
-            }),
+            Phase::Response(left) => match self.stream.write(left.as_slices().0) {
+                Ok(bytes) => {
+                    left.drain(..bytes);
+                    if left.is_empty() {
+                        self.phase = Phase::Lingering;
+                        self.stream.shutdown(Shutdown::Write)?;
+                    }
+                    Ok(true)
+                }
+                Err(error) => Err(error),
+            },
+            Phase::Lingering => self.stream.read(&mut [0; 1024]).map(|bytes| bytes > 0),
         };
         match moved {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(true),
@@ -302,6 +318,24 @@ mod tests {
         let mut reply = String::new();
         peer.read_to_string(&mut reply).unwrap();
         reply
+    }
+
+    /// Without the clock: the test is the loop of [`serve`].
+    #[test]
+    fn response_to_a_request_with_a_body_is_not_lost_by_a_reset() {
+        let source: Source = Arc::new(example);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut peer, stream) = ksf_test::stream::pair(&listener);
+        let body = [b'x'; 16 << 10];
+        let head = format!("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        peer.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
+        let mut client = Client::new(stream).unwrap();
+        while client.go_on(&source).unwrap() {}
+        drop(client);
+        let mut response = String::new();
+        peer.read_to_string(&mut response).unwrap();
+        assert!(response.starts_with("HTTP/1.1 405 ") && response.ends_with("GET only\n"), "{response}");
     }
 
     /// Each is ended by the clock, and of a flood those that came first end at once.

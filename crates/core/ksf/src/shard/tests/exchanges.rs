@@ -402,3 +402,32 @@ fn dials_once<E: Engine>() {
     assert_eq!((shard.open, shard.idle.len()), (1, 0));
     shard.engine.shutdown();
 }
+
+/// A client may vanish in the turn in which its bytes were received, before the shard hands them over.
+#[test]
+fn bytes_passed_on_by_a_connection_that_vanishes_reset_the_backend() {
+    on_each_engine(passed_on_and_gone::<Epoll>, passed_on_and_gone::<Uring>);
+}
+
+fn passed_on_and_gone<E: Engine>() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = PassesOn { backend: listener.local_addr().unwrap() };
+    let mut shard = serving::<E, _>(Arc::new(service), Limits::default());
+    let mut client = connect(&mut shard);
+    client.write_all(b"first").unwrap();
+    while shard.env.stats.outgoing_bytes_out.value() < 5 {
+        turn(&mut shard);
+    }
+    let (mut backend, _) = listener.accept().unwrap();
+    let key = ConnKey { index: 0, generation: shard.places[0].generation };
+    let (served, env) = shard.served(key).unwrap();
+    served.receive(Chunk::from_vec(b"second".to_vec()), env);
+    shard.abort(0, CloseReason::Io);
+    while shard.open > 0 {
+        turn(&mut shard);
+    }
+    let mut received = Vec::new();
+    let end = backend.read_to_end(&mut received).map_err(|error| error.kind());
+    assert_eq!((end, received.as_slice()), (Err(std::io::ErrorKind::ConnectionReset), b"first".as_slice()));
+    shard.engine.shutdown();
+}

@@ -30,7 +30,7 @@ impl Report {
                 before = (now, shards);
             }
         };
-        let thread = std::thread::Builder::new().name("ksf-report".into()).spawn(report);
+        let thread = ksf::threads::start("ksf-report", report);
         thread.map(drop).map_err(|error| Failure::os("cannot start a thread", &error))
     }
 
