@@ -1,11 +1,11 @@
-//! What messages cost a worker, and what follows for how many it takes at once.
+//! Estimates the time that a worker needs for a message, and derives the number of messages it takes at a time.
 
 use crate::scheduler::TURN_NS;
 
-/// What a message costs a worker, told by how long it worked on the last ones; from it, how many it takes at once.
+/// Time of a message by that of the worker's last ones, and the number of messages that it takes at a time.
 ///
-/// What it has taken no other worker can take, so that must be little work: [`Self::WORK_MAX_NS`]. Messages that cost
-/// more are taken one by one; those that cost less than a look into the queues, in batches.
+/// No other worker can take the messages that one has taken, so they must be little work: [`Self::WORK_MAX_NS`]. A worker takes
+/// messages that cost more one by one, and messages that cost less than an access to the queues in batches.
 #[derive(Clone, Copy, Debug)]
 pub struct CostEstimate {
     message_ns: u64,
@@ -16,18 +16,18 @@ pub struct CostEstimate {
 }
 
 impl CostEstimate {
-    /// Work that may be bound to a worker beyond the message it works on.
+    /// Limit of the work bound to a worker besides its current message.
     pub const WORK_MAX_NS: u64 = 50_000;
-    /// What a wake-up costs both sides: less work than this is done sooner than given away.
+    /// Cost of a wake-up for both sides. The worker itself finishes less work than this sooner than another one that it wakes.
     pub const WAKE_NS: u64 = 20_000;
     /// Most messages that travel together.
     pub const BATCH_MAX: usize = 1024;
     /// Most messages taken at once.
     pub const MESSAGES_MAX: usize = 64;
-    /// Work that a worker goes through without looking up: what it holds on to if one of them takes unexpectedly long.
+    /// Limit of the work in a grant. The worker's replies to it are delayed if one message takes unexpectedly long.
     pub const GRANT_NS: u64 = 2_000;
-    /// Most messages it goes through without looking up. When one of them takes unexpectedly long, those behind it are
-    /// taken from the worker, but the answers to those before it leave with its own.
+    /// Limit of the messages in a grant. If one of them takes unexpectedly long, the timer thread revokes those behind it, but
+    /// the replies to those before it leave with its own.
     pub const GRANT_MAX: usize = 32;
     /// Leases for which a worker goes through messages one by one after it was held up in the middle of several: twice as
     /// many after each time, up to the larger number.
@@ -52,12 +52,12 @@ impl CostEstimate {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, Self::BATCH_MAX)
     }
 
-    /// Whether the answer to a message may wait for that to the next one.
+    /// True if the reply to a message may wait for the reply to the next one.
     pub fn is_cheap(&self) -> bool {
         self.message_ns <= Self::WAKE_NS
     }
 
-    /// Messages of a batch to go through before the next look at it.
+    /// Messages in the next grant.
     pub fn grant(&self) -> usize {
         if self.single_step > 0 {
             return 1;

@@ -1,9 +1,9 @@
-//! What a worker has taken from the queues and not begun, and how it is taken from a worker that is held up.
+//! Messages a worker has dequeued but not started, and their revocation when it stalls.
 //!
-//! A worker holds batches of messages on a *lease*: the timer thread revokes it from a worker that makes no progress. A
-//! worker that goes through cheap messages where they lie is given a few at a time, a [`Grant`], and goes through them
-//! without a lock: it counts them with plain stores. The timer thread that revokes the lease closes the grant, and a
-//! barrier in all threads (membarrier(2)) makes both agree on which message was the last one begun.
+//! A worker holds batches of messages on a *lease*, which the timer thread revokes if the worker makes no progress. A service's
+//! worker processes a batch in place: it gets a few messages at a time, a [`Grant`], and processes them without a lock. It counts
+//! them with plain stores. To revoke the lease the timer thread closes the grant. A barrier in all threads (membarrier(2)) then
+//! makes both agree on the last message that was started.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -205,10 +205,12 @@ impl<S: WorkerService> Workers<S> {
         &self.mux
     }
 
-    /// Ends the workers, which begin no message more. Returns how many are in a call, unless it `waits` for them.
+    /// Ends the workers, which begin no more messages. Returns the number of workers in a call, unless it `waits` for them.
     fn end(&self, waits: bool) -> usize {
         self.mux.stop();
-        // What they have taken goes back: from here on one that does not work begins nothing.
+        // Revokes the leases, before `works` is read below: a worker that has a batch and has not set `works` yet begins nothing
+        // of it any more, so joining it does not wait for the service. Read before this, `works` could be false for a worker that
+        // goes on to begin a message.
         self.sockets.iter().for_each(|socket| socket.set_receiving(false));
         let mut left = 0;
         for WorkerThread { works, handle } in lock(&self.threads).drain(..) {

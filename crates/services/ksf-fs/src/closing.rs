@@ -1,7 +1,6 @@
-//! Descriptors are closed by threads of their export: closing the last one of a removed file frees its blocks, which may wait for the
-//! disk, and no other export may wait for it. A lane closes those of the export that it works for itself. All others hand them over:
-//! shards, the clock, lanes of another export, and whatever drops an open file, since an answer may come after the end of its
-//! connection, and a job after the end of the lanes.
+//! Threads that close the descriptors of an export. The last close of a removed file frees its blocks and may wait for the disk, for
+//! which no other export may wait. A lane closes the descriptors of its own export itself. Shards, the clock and lanes of other
+//! exports hand them over. So does the drop of an open file: its answer may come after its connection has ended, its job after the lanes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

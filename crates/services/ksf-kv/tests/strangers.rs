@@ -1,4 +1,4 @@
-//! What a peer may cost before it has told the password, in RESP and HTTP.
+//! Limits of peers that have not sent the password, in RESP and HTTP.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -24,19 +24,19 @@ fn on_each_engine_with(limits: Limits, test: impl Fn(&str, &Serving)) {
         // No test here measures the disk.
         let durability = Durability::None;
         let settings = Settings { password: Some(PASSWORD.into()), durability, ..Settings::default() };
-        // Nor does one fill a log.
+        // And none fills a log.
         let serving = Serving::start_on(engine, folder.path(), limits.clone(), settings, 32);
         test(&engine.to_string(), &serving);
         serving.stop();
     }
 }
 
-/// What the server sends until it ends the connection, whose peer does not end its direction.
+/// Sends bytes, leaves the sending direction open, and returns what the server sends until it ends the connection.
 fn until_end(mut stream: impl Read + Write, bytes: &[u8]) -> String {
-    // It may have ended the connection by now.
+    // The server may have ended the connection already.
     let _ = stream.write_all(bytes);
     let mut sent = Vec::new();
-    // A reset ends it, too; that nothing comes for long is a failure.
+    // A reset ends it, too. A time limit is a failure.
     if let Err(error) = stream.read_to_end(&mut sent) {
         assert_eq!(
             error.kind(),
@@ -48,7 +48,7 @@ fn until_end(mut stream: impl Read + Write, bytes: &[u8]) -> String {
     String::from_utf8_lossy(&sent).into_owned()
 }
 
-/// Commands of which the rest never comes, with their errors.
+/// Beginnings of commands, with the errors that they get.
 fn too_much() -> Vec<(Vec<u8>, &'static str)> {
     const COUNT: &str = "-ERR Protocol error: unauthenticated multibulk length\r\n";
     const LENGTH: &str = "-ERR Protocol error: unauthenticated bulk length\r\n";
@@ -74,7 +74,7 @@ fn commands_before_auth_have_the_limits_of_redis() {
                 assert_eq!(until_end(theirs, &bytes), told, "Redis: {what}");
             }
         }
-        // All arguments together have as much as one, and so does an inline command.
+        // The limit of one argument is also that of all together, and of an inline command.
         let half = [b"*9\r\n$4\r\nAUTH\r\n$9000\r\n".to_vec(), vec![b'x'; 9000], b"\r\n$9000\r\n".to_vec()].concat();
         let told = until_end(stream::connect(serving.address()), &half);
         assert_eq!(told, "-ERR Protocol error: unauthenticated bulk length\r\n", "{engine}");
@@ -94,7 +94,7 @@ fn limits_rise_with_the_password_and_fall_with_reset() {
         let of_a_transaction = "-EXECABORT Transaction discarded because of: NOAUTH Authentication required.";
         assert_eq!(client.ask("EXEC"), of_a_transaction, "{engine}");
         assert_eq!(client.ask(&format!("AUTH {}", "x".repeat(16_000)))[..10], *"-WRONGPASS", "{engine}");
-        // All at once: what is behind AUTH has the limits that AUTH brings.
+        // In one pipeline: commands behind AUTH have the limits that it brings.
         client.send(&["AUTH", PASSWORD]);
         client.send(&["SET", "k", &value]);
         client.send(&["DEL", "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"]);
@@ -105,7 +105,7 @@ fn limits_rise_with_the_password_and_fall_with_reset() {
         let told = until_end(client.0.into_inner(), b"*11\r\n");
         assert_eq!(told, "-ERR Protocol error: unauthenticated multibulk length\r\n", "{engine}");
 
-        // AUTH does not wait for the end of a pause, as what is behind it has its limits.
+        // AUTH does not wait for the end of a pause, because the limits of the commands behind it depend on it.
         let mut near = serving.connect();
         near.send(&["AUTH", PASSWORD]);
         assert_eq!(near.reply(), "+OK", "{engine}");
@@ -132,7 +132,7 @@ fn requests_without_the_password_have_16_kib() {
             assert_eq!(bodies, 1, "{engine}: {told}");
             told[9..12].parse::<u16>().unwrap_or_else(|_| panic!("{engine}: {told}"))
         };
-        // None of these is awaited to its end.
+        // The server answers each of these before its end.
         assert_eq!(status(&http("Content-Length: 16384\r\n")), 401, "{engine}");
         assert_eq!(status(&http("Authorization: Bearer no\r\nContent-Length: 1000000\r\n")), 401, "{engine}");
         let chunks = [http("Transfer-Encoding: chunked\r\n"), b"5000\r\n".to_vec(), vec![b'x'; 0x5000]].concat();
@@ -153,7 +153,7 @@ fn requests_without_the_password_have_16_kib() {
     });
 }
 
-/// Peers that say much and send little take no memory from others.
+/// Peers that announce much and send little take no memory from others.
 #[test]
 fn silent_strangers_hold_nobody_up() {
     on_each_engine(|engine, serving| {
@@ -189,13 +189,13 @@ impl Stranger {
     fn new(address: SocketAddr, number: usize) -> Self {
         let long = |front: &str| [front.as_bytes(), &[b'x'; 14_000]].concat();
         let (command, step_bytes, is_slow) = match number % 8 {
-            // The greatest command of a stranger never ends within the test.
+            // The longest command that a stranger may send; it does not end within the test.
             0 => (long("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$16000\r\n"), 1, true),
             1 => (long("*2\r\n$4\r\nAUTH\r\n$16000\r\n"), 100, true),
             2 => (long("GET /key HTTP/1.1\r\nHost: x\r\nX: "), 1, true),
             // Most of it at once.
             3 => (long("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$16000\r\n"), 14_000, true),
-            // These end, and begin again.
+            // These end and are sent again.
             4 => ([long("*2\r\n$4\r\nAUTH\r\n$14000\r\n"), b"\r\n".to_vec()].concat(), 1000, false),
             5 => (b"*1\r\n$4\r\nPING\r\n".to_vec(), 1, false),
             6 => (b"PUT /key HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".to_vec(), 7, false),
@@ -227,7 +227,7 @@ impl Stranger {
     }
 }
 
-/// Goes on with all of them until `ends`, and counts the times that the slow ones sent.
+/// Lets all strangers send until `ends`, and counts the rounds of the slow ones.
 fn annoy(strangers: &mut [Stranger], ends: &AtomicBool, slow_rounds: &AtomicU64) {
     let mut slow_at = Instant::now();
     while !ends.load(Ordering::Relaxed) {
@@ -240,7 +240,7 @@ fn annoy(strangers: &mut [Stranger], ends: &AtomicBool, slow_rounds: &AtomicU64)
     }
 }
 
-/// Also those whose commands do not arrive at once, while strangers have all the memory that there is for such commands.
+/// Long commands, too, which arrive in parts, while strangers have all the memory for commands in parts.
 #[test]
 fn a_thousand_strangers_keep_no_command_waiting_for_a_second() {
     const STRANGERS: usize = 1000;
@@ -257,7 +257,7 @@ fn a_thousand_strangers_keep_no_command_waiting_for_a_second() {
             let mut most = Duration::ZERO;
             std::thread::scope(|scope| {
                 scope.spawn(|| annoy(&mut strangers, &ends, &slow_rounds));
-                // The thread above would go on for ever behind a panic.
+                // After a panic the thread above would not end.
                 let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     let rounds = || slow_rounds.load(Ordering::Relaxed);
                     let counters = || serving.server.counters().into_iter();
@@ -276,7 +276,7 @@ fn a_thousand_strangers_keep_no_command_waiting_for_a_second() {
                 ends.store(true, Ordering::Relaxed);
                 result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             });
-            // The second is what is promised. Beside other tests the machine alone may take longer.
+            // The promise is one second. Next to other tests the machine may take longer.
             let bound = ksf_test::effort(PATIENCE, Duration::from_secs(1));
             assert!(most <= bound, "{engine}: a SET took {most:?}; short of memory: {is_short}");
         });

@@ -6,8 +6,8 @@
 //!   shard 1: read   ─► index: saw what log 0 wrote: the reply waits for log 0
 //! ```
 //!
-//! Any shard executes any command. What it changes is one append to its own log, so it is durable whole or not at all; the
-//! leaves of its keys are locked until the index has it, so others see it whole.
+//! Any shard executes any command. A command's changes are one append to the shard's own log, so they are durable as a whole or not
+//! at all. The leaves of its keys stay locked until the index has the changes, so other shards see all or none of them.
 
 mod append;
 mod cleaning;
@@ -37,67 +37,67 @@ use self::append::{Appender, see_flush};
 pub use self::cleaning::{CleanError, Cleaning};
 pub use self::open::Opening;
 
-/// What all shards share.
+/// State that all shards share.
 #[derive(Debug)]
 pub struct Store {
     index: Index,
-    /// What belongs to keys that are no strings.
+    /// Elements of the keys that are not strings.
     cells: Index,
-    /// Keys that are not gone.
+    /// Number of keys.
     keys: AtomicUsize,
     next_version: AtomicU64,
     /// The largest version of a tombstone that was taken out of the index.
     forgotten_version: AtomicU64,
     promises: Mutex<Promises>,
-    /// Of each log, how far replies may tell of it.
+    /// Commit LSN of each log.
     promised: Box<[AtomicU64]>,
-    /// Of each log, where what commands appended ends.
+    /// End of each log, with what is not written yet.
     appended: Box<[CachePadded<AtomicU64>]>,
     pub(crate) backups: Mutex<Backups>,
-    /// Of each log, the records that other shards made out of date.
+    /// Records of each log that other shards made dead.
     outdated: Box<[Mutex<Vec<Outdated>>]>,
-    /// Of each log, whether it may have something that is out of date. Its shard looks when somebody needs that.
+    /// True for each log that may have dead records. Its shard checks when room is needed.
     has_dead: Box<[AtomicBool]>,
     /// Logs in which a removal lacks room.
     wanting: AtomicUsize,
-    /// How far ended keys were looked for.
+    /// Cursor of the search for expired keys.
     sweep: Mutex<Round>,
-    /// Whether that goes on, or memory is left to be given back.
+    /// True while that search is under way or memory of flushes is left to be freed.
     is_sweeping: CachePadded<AtomicBool>,
-    /// Starts before this one: cursors of another start are told by it.
+    /// Number of starts before this one, by which cursors of another start are recognised.
     epoch: u32,
-    /// The last flush. What others look at of it is beside it.
+    /// The last flush. Commands read `flushed`.
     flush: Mutex<Flush>,
     flushed: CachePadded<Flushed>,
-    /// What flushes took out, as far as its memory was not given back.
+    /// Leaves that flushes removed and whose memory is not freed yet.
     cleared: Mutex<Vec<Cleared>>,
     memory: Arc<Memory>,
-    /// The key from which on values are let go of next.
+    /// CLOCK hand: the key at which the next eviction begins.
     hand: Mutex<Vec<u8>>,
     readable: Arc<Readable>,
 }
 
-/// What every command looks at of the last flush. It has cache lines of its own, because it hardly ever changes.
+/// The part of the last flush that every command reads. It hardly ever changes, so it has cache lines of its own.
 #[derive(Debug, Default)]
 struct Flushed {
-    /// Its version: changed only while nobody has a key locked.
+    /// Its version. It changes only while no key is locked.
     version: AtomicU64,
-    /// Whether it may be that it is not promised.
+    /// False if the flush is known to be committed.
     waits: AtomicBool,
 }
 
-/// What took every key out.
+/// A command that removed every key.
 #[derive(Debug, Default)]
 struct Flush {
-    /// The log of its record, and where that lies by now.
+    /// The log and the current LSN of its record.
     origin: (u16, Lsn),
     /// The end of the record when it was written.
     end: Lsn,
 }
 
-/// Where a record lies that is out of date, and its bytes.
+/// LSN and size in bytes of a dead record.
 type Outdated = (Lsn, usize);
-/// Of how many of them memory is kept for the next ones.
+/// Dead records for which memory is kept.
 const OUTDATED_KEPT: usize = 4096;
 
 /// One shard's part of the store.
@@ -108,59 +108,59 @@ pub struct Shard {
     log: Log,
     /// Segments that were cleaned, and are not yet erased.
     going: BTreeMap<u64, Going>,
-    /// Promises that moved since they were last asked for.
+    /// Commit LSNs that advanced since the last [`written`](Self::written).
     moved: Vec<(u16, Lsn)>,
-    /// Empty between two looks at what other shards made out of date: its memory is kept.
+    /// Scratch for records that other shards made dead. It is empty between two calls; its memory is kept.
     outdated: Vec<Outdated>,
-    /// The version of the last flush of which the log knows.
+    /// Version of the last flush that was applied to the log.
     flushed: u64,
     last_version: u64,
-    /// The number above those of all segments that others know of.
+    /// One more than the number of the last segment that readers can find.
     next_segment: u64,
-    /// What was read for the command at hand, which asked for it before.
+    /// Values that were read from the disk for the current command.
     values: Option<Arc<Values>>,
-    /// What the command at hand asked for in vain.
+    /// Values that the current command needs and that are on the disk only.
     missing: BTreeMap<u64, Wanted>,
-    /// The command at hand would take memory, or room in the log, of which there is none yet.
+    /// The current command needs memory, or room in the log, that is not free yet.
     is_short: bool,
     /// The most urgent purpose for which the log had no room, and the bytes of the records, until it has.
     wanted: Option<(Purpose, usize)>,
-    /// What waits for room is refused.
+    /// Commands that need room are refused instead of waiting.
     gives_up: bool,
-    /// That a removal lacks room is among what the store counts.
+    /// This log is counted in [`Store::wanting`].
     told_of_want: bool,
     /// Places that were free when no segment was [due to be cleaned](Self::due_to_clean).
     not_due_at: Option<usize>,
 }
 
-/// Why a command was not carried out, and changed nothing. It is to be tried again.
+/// Reason to retry a command. It has changed nothing.
 #[derive(Debug)]
 pub enum Undone {
-    /// It needs values that are on a medium alone: with them it can be carried out.
+    /// It needs values that are on the disk only; the caller reads them first.
     Away(Vec<Wanted>),
-    /// It takes memory, and values must be let go of before, or logs be cleaned: when there is [room](Store::admits). Or the log must be
-    /// cleaned before: when nothing as urgent [waits for room](Shard::waits_for_room).
+    /// It needs memory, or room in the log. The caller retries when the store [admits](Store::admits) it and no command of the same
+    /// urgency [waits for room](Shard::waits_for_room).
     Short,
 }
 
-/// What goes with a segment.
+/// Dead records of a segment that is going to be erased.
 #[derive(Debug)]
 struct Going {
     older: Vec<Older>,
-    /// What outdates them: while a crash may take that, they are what the keys have.
+    /// Records that replace them. Until these are committed, a crash brings the dead ones back.
     outdated_by: Needs,
 }
 
-/// A record that is out of date.
+/// A dead record.
 #[derive(Debug)]
 struct Older {
     key: Box<[u8]>,
     version: u64,
-    /// The cell, if it is the record of one.
+    /// The element, if the record is of one.
     cell: Option<Vec<u8>>,
 }
 
-/// What must be promised before a reply may leave: of each log, everything before a place in it.
+/// Per log, the LSN that must be committed before a reply may be sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs(SmallVec<[(u16, Lsn); 2]>);
 
@@ -172,7 +172,7 @@ impl Needs {
         }
     }
 
-    /// The logs and the places in them; none if the reply may leave at once.
+    /// The logs and LSNs; none if the reply may be sent at once.
     pub fn iter(&self) -> impl Iterator<Item = (u16, Lsn)> + '_ {
         self.0.iter().copied()
     }
@@ -187,14 +187,14 @@ pub struct Clock {
     pub received_ns: Option<u64>,
 }
 
-/// What a key has.
+/// State of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Got<'a> {
-    /// What it is.
+    /// Type of its value.
     pub shape: Shape,
     /// The value of a string.
     pub(crate) held: Held<'a>,
-    /// Cells of what is no string; of a string 1.
+    /// Number of elements; 1 for a string.
     pub count: u64,
     /// The place of the first element of a list.
     pub first: i64,
@@ -212,8 +212,8 @@ pub(crate) enum Held<'a> {
 }
 
 impl<'a> Got<'a> {
-    /// The value of a string. One that is on a medium alone is empty here: the command that asked for it [changes
-    /// nothing](Undone), whatever it makes of that, and is tried again when the value was read.
+    /// The value of a string. It is empty if the value is on the disk only: the command is then [retried](Undone) when the value was
+    /// read, and its changes are discarded.
     pub fn value(&self) -> &'a [u8] {
         match self.held {
             Held::Here(value) => value,
@@ -233,7 +233,7 @@ impl<'a> Got<'a> {
     }
 }
 
-/// What a reader of a key can have of values that are on a medium alone.
+/// Access to values that are on the disk only.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sources<'a> {
     pub(crate) values: Option<&'a Values>,
@@ -254,24 +254,24 @@ pub enum UpdateError {
     /// The log takes no more.
     #[error(transparent)]
     Append(#[from] AppendError),
-    /// What must stay in memory is more than may be.
-    #[error("keys, and what stays in memory with them, have more than the {bytes_max} bytes that they may have")]
+    /// Data that cannot be evicted exceeds the limit.
+    #[error("out of memory: data that cannot be evicted exceeds {bytes_max} bytes")]
     Memory {
-        /// Bytes that the store may have in memory.
+        /// Limit of the store's memory, in bytes.
         bytes_max: usize,
     },
-    /// It is to be tried again: [`Shard::undone`] says when.
-    #[error("values that are not in memory, or memory, must be waited for")]
+    /// The command is to be retried; [`Shard::undone`] returns the reason.
+    #[error("retry: values must be read from the disk, or memory must be freed")]
     Undone,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind these locks is changed by single calls that do not panic in between.
+    // The data behind these locks is valid after each call that changes it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Store {
-    /// Keys that it has. Those that have ended count until they are [taken out](Shard::sweep).
+    /// Number of keys. Expired keys count until [`Shard::sweep`] removes them.
     pub fn keys(&self) -> usize {
         self.keys.load(Ordering::Relaxed)
     }
@@ -281,28 +281,28 @@ impl Store {
         &self.index
     }
 
-    /// The index of what belongs to keys that are no strings.
+    /// The index of the elements of keys that are not strings.
     pub fn cells(&self) -> &Index {
         &self.cells
     }
 
-    /// What keys and values take of memory, and how much they may.
+    /// Memory of keys and values, and its limit.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The same by a look at all that there is, as a check of what is counted.
+    /// Measures that memory by visiting every entry, to check the counts.
     pub fn measure(&self) -> Sizes {
         let used = lock(&self.cleared).iter().map(Cleared::used).sum();
         self.index.measure() + self.cells.measure() + Sizes { used, values: used, ..Sizes::default() }
     }
 
-    /// Whether a command for this purpose can be carried out, or is refused, without waiting for memory.
+    /// Returns true if a command for this purpose does not wait for memory: it is executed or refused.
     pub fn admits(&self, purpose: Purpose) -> bool {
         self.memory.admit(purpose) != Err(NoRoom::Yet)
     }
 
-    /// Lets go of values that are on a medium, too, until enough memory is free again, or as much was done as `budget` says.
+    /// Evicts committed values until usage is at the low-water mark or `budget` is spent.
     pub fn let_go(&self, budget: LetGo) {
         let sizes = self.memory.sizes();
         let Some(over) = sizes.used.checked_sub(self.memory.low_bytes()).filter(|over| *over > 0) else { return };
@@ -312,13 +312,13 @@ impl Store {
         self.index.let_go(&mut hand, budget, |origin| origin.lsn < self.promised(origin.log));
     }
 
-    /// Takes a value that was read for a command, if the key still has this version and there is room for it.
+    /// Caches a value that was read for a command, if the key still has this version and there is room.
     pub fn take_in(&self, key: &[u8], version: u64, value: &Arc<[u8]>) -> bool {
         let has_room = self.memory.used().saturating_add(value.len()) <= self.memory.bytes_max();
         has_room && self.index.take_in(key, version, value)
     }
 
-    /// Where the value is that [`scan`](Self::scan) shows, if it is on a medium alone.
+    /// Returns the place of a value from [`scan`](Self::scan) that is on the disk only.
     pub fn locate(&self, got: &Got<'_>) -> Option<Wanted> {
         match got.held {
             Held::Here(_) => None,
@@ -330,7 +330,7 @@ impl Store {
         Missing::new(&self.readable, &self.promised)
     }
 
-    /// The version of the last flush, 0 without one: no record of a smaller version counts.
+    /// Version of the last flush; 0 without one. Records of smaller versions are dead.
     pub fn flushed(&self) -> u64 {
         self.flushed.version.load(Ordering::Acquire)
     }
@@ -349,18 +349,18 @@ impl Store {
         self.forgotten_version.load(Ordering::Relaxed)
     }
 
-    /// How far replies may tell of a log.
+    /// Commit LSN of a log.
     pub fn promised(&self, log: u16) -> Lsn {
         Lsn(self.promised[usize::from(log)].load(Ordering::Acquire))
     }
 
-    /// How far replies may tell of each log, at one moment.
+    /// Commit LSNs of all logs at one moment.
     pub(crate) fn promised_ends(&self) -> Vec<Lsn> {
         let promises = lock(&self.promises);
         (0..self.promised.len()).map(|log| promises.promised(log as u16)).collect()
     }
 
-    /// What must be promised so that all is that commands appended to any log by now.
+    /// Returns the LSNs that cover everything that commands have appended so far.
     pub fn all_appended(&self) -> Needs {
         let mut needs = Needs::default();
         for (log, appended) in (0..).zip(self.appended.iter()) {
@@ -784,19 +784,18 @@ impl Shard {
         self.log.reuse(buffer);
     }
 
-    /// Whether the log is idle, and its medium does not say yet that replies may tell of its last record: [`Log::must_say`].
+    /// True if the log is idle and no commit marker follows its last record: [`Log::must_say`].
     pub fn must_say(&self) -> bool {
         self.log.must_say()
     }
 
-    /// Has the log say so, if it is promised: [`Log::say`].
+    /// Writes that commit marker, if the record is committed: [`Log::say`].
     pub fn say(&mut self, time_ns: u64) -> bool {
         self.log.promise(self.store.promised(self.number));
         self.log.say(time_ns)
     }
 
-    /// A write of the shard's log is done: [`Log::written`]. Returns the logs of which replies may tell more from now on,
-    /// and how far.
+    /// Completes a write of the shard's log: [`Log::written`]. Returns the logs whose commit LSN advanced, with that LSN.
     pub fn written(&mut self, id: WriteId, ok: bool, buffer: Vec<u8>) -> Vec<(u16, Lsn)> {
         let mut durable = Vec::new();
         let mut erased = Vec::new();

@@ -1,4 +1,4 @@
-//! From bytes of a connection to messages in the queues, and what is left of them when they are done with.
+//! Receiving: reads a connection, cuts messages, queues them, and releases what they used when they are finished.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -17,20 +17,20 @@ use crate::scheduler::{Source, Worker};
 use crate::sync::Arc;
 use crate::timer_thread;
 
-/// What a thread needs to receive: slots and a list, kept for their memory.
+/// Buffers of a thread that receives. It keeps them to reuse their memory.
 pub(crate) struct Receiver {
     pool: Pool,
     found: CutMessages,
     batches: Vec<MessageBatch>,
-    /// Lists of places in a batch, to be used again.
+    /// Free lists of message positions in a batch.
     pub(crate) ranges: Vec<Vec<Range<u32>>>,
 }
 
 impl Receiver {
-    /// Long enough for 64 messages of a kilobyte, and for what a socket buffer usually holds.
+    /// Room for 64 messages of a kilobyte, and for the usual contents of a socket buffer.
     const SLOT_BYTES: u32 = 64 << 10;
     const SLOTS: u32 = 32;
-    /// For short messages that a worker or a service keeps.
+    /// Slots for short messages that a worker or a service keeps.
     const SHORT_SLOTS: u32 = 1024;
 
     pub(crate) fn new(buffers: &Buffers) -> std::io::Result<Self> {
@@ -41,7 +41,8 @@ impl Receiver {
         Ok(Self { pool, found: CutMessages::default(), batches: Vec::new(), ranges: Vec::new() })
     }
 
-    /// Receives what is there, up to `bytes_max` or a slot. Where all slots hold messages that are kept: into a block of its own.
+    /// Receives the available bytes: at most `bytes_max`, and at most a slot. If kept messages occupy all slots, it allocates a
+    /// block. Also returns true if the buffer is full.
     fn receive(&mut self, socket: &OwnedFd, bytes_max: usize) -> Result<(Chunk, bool), Errno> {
         match self.pool.take() {
             Some(mut slot) => {
@@ -62,16 +63,16 @@ impl Receiver {
     }
 }
 
-/// The calling thread, as a worker.
+/// State of the worker that calls.
 pub(crate) struct WorkerCx<'a> {
     pub(crate) worker: Option<&'a Worker<Arc<Connection>>>,
     pub(crate) receiver: &'a mut Receiver,
-    /// How many messages may travel together.
+    /// Longest batch, in messages.
     pub(crate) batch_len: usize,
 }
 
 impl Shared {
-    /// Reads a connection: a chunk, or until its end if that was announced.
+    /// Reads one chunk of a connection, or all up to its end if epoll has reported the end.
     pub(crate) fn read(self: &Arc<Self>, conn: &Arc<Connection>, cx: &mut WorkerCx<'_>) {
         let mut wakes = 0;
         let mut ended = None;
@@ -87,9 +88,9 @@ impl Shared {
                 if conn.is_full() {
                     self.counts.rx_pauses.fetch_add(1, Ordering::Relaxed);
                     conn.paused.store(true, Ordering::SeqCst);
-                    // What was in the way may have gone before the flag was up.
+                    // The budget may have been released before the flag was set: look again.
                     if conn.is_full() || !conn.paused.swap(false, Ordering::SeqCst) {
-                        // The pass is for a connection that is read.
+                        // Only a connection that is read may have the pass.
                         self.return_pass(conn, Shortage::Input);
                         return;
                     }
@@ -98,7 +99,7 @@ impl Shared {
                     return self.wait_for_memory(conn, what);
                 }
                 let received = match reader.input.take_rest(&mut conn.input_room()) {
-                    // More may be there, too.
+                    // The socket may have more.
                     Some(rest) => Ok((rest, true)),
                     None => cx.receiver.receive(&socket, self.receive_bytes_max(conn, reader)),
                 };
@@ -123,12 +124,12 @@ impl Shared {
                             Err(error) => ended = Some(error),
                         }
                         if full && ended.is_none() {
-                            // Others first: what is left is read when its turn comes.
+                            // The rest is read in the connection's next turn, after those of others.
                             wakes += self.scheduler.push_reread(cx.worker, Arc::clone(conn));
                             return;
                         }
-                        // Less than there was room for: everything is read. What comes later is another event, but
-                        // an end that was announced already is not.
+                        // The buffer is not full, so all is read. epoll reports bytes that come later, but not again an end
+                        // that it has reported.
                         if !conn.hangup.load(Ordering::SeqCst) {
                             return;
                         }
@@ -153,7 +154,7 @@ impl Shared {
         }
     }
 
-    /// Cuts a chunk and queues its messages. Returns how many workers to wake, and false if memory was short.
+    /// Cuts a chunk and queues its messages. Returns the number of workers to wake, and false if memory was short.
     pub(super) fn cut(
         self: &Arc<Self>,
         conn: &Arc<Connection>,
@@ -177,7 +178,7 @@ impl Shared {
         }
         if conn.pressure.has_pass() {
             conn.input_at.store(now().0, Ordering::SeqCst);
-            // For one message: what follows it waits its turn.
+            // The pass is for one message. The next ones wait for memory again.
             if count > 0 || reader.input.unread_bytes() == 0 {
                 self.return_pass(conn, Shortage::Input);
             }
@@ -191,13 +192,14 @@ impl Shared {
         conn.waiting_messages.fetch_add(count, Ordering::SeqCst);
         conn.waiting_bytes.fetch_add(bytes, Ordering::SeqCst);
         self.memory.fetch_add(bytes, Ordering::SeqCst);
-        // Where each is looked at by itself it also travels by itself.
+        // Classes and ordered queues handle single messages.
         let alone = self.options.classify.is_some() || conn.ordered_queue().is_some();
         found.gather(chunk, if alone { 1 } else { cx.batch_len }, ranges, batches);
         (self.scheduler.push(cx.worker, conn, batches.drain(..)), cut)
     }
 
-    /// Goes on with a connection that used less of its budget meanwhile: reads it, and hands its messages over.
+    /// Continues with a connection whose use of the budget has fallen: queues its next read and its parked messages if they
+    /// waited for that.
     pub(crate) fn resume(&self, conn: &Arc<Connection>) {
         self.return_room(conn);
         self.return_reply_room(conn);
@@ -209,8 +211,8 @@ impl Shared {
         }
     }
 
-    /// Messages are done with; several only where none is in a class or an ordered queue. `worker`: the one that calls, if it
-    /// comes for another at once.
+    /// Finishes messages. There is only one if it has a class or comes from an ordered queue. `worker` is the caller, if it takes
+    /// its next message at once.
     pub(crate) fn finish(
         &self,
         worker: Option<&Worker<Arc<Connection>>>,

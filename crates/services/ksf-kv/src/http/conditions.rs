@@ -2,7 +2,7 @@
 
 use super::response::tag;
 
-/// The fields of a request that depend on what the key has.
+/// Fields of a request whose effect depends on the state of the key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Conditions<'m> {
     pub(super) range: Option<&'m [u8]>,
@@ -11,7 +11,7 @@ pub(super) struct Conditions<'m> {
     pub(super) if_none_match: Option<&'m [u8]>,
 }
 
-/// What is asked for of a value.
+/// Requested part of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Whole,
@@ -20,13 +20,13 @@ pub(super) enum Part {
         first: usize,
         last: usize,
     },
-    /// Nothing that the value has.
+    /// An unsatisfiable range.
     Nothing,
 }
 
 impl Conditions<'_> {
-    /// The status if the request must not be carried out on a key of this version; `None`: one that is not there. What is
-    /// no list of tags lets no write pass.
+    /// Returns the status of a request that must not be executed. `version` is that of the key, `None` if it is absent. A malformed
+    /// list of tags refuses every write.
     pub(super) fn status(&self, version: Option<u64>, is_read: bool) -> Option<u16> {
         if self.if_match.is_some_and(|list| names(list, version, false) != Some(true)) {
             return Some(412);
@@ -35,8 +35,8 @@ impl Conditions<'_> {
         is_known.then_some(if is_read { 304 } else { 412 })
     }
 
-    /// What is asked for of a value of this version, of so many bytes. What cannot be understood, and several ranges, are
-    /// answered with the whole.
+    /// Returns the requested part of a value of `length` bytes. It is the whole for a malformed range, for several ranges, and if
+    /// `If-Range` names another version.
     pub(super) fn part(&self, version: u64, length: usize) -> Part {
         let is_same = self.if_range.is_none_or(|given| given.trim_ascii() == tag(version).to_string().as_bytes());
         match self.range {
@@ -46,8 +46,8 @@ impl Conditions<'_> {
     }
 }
 
-/// True if a list of tags (RFC 9110, sections 8.8.3 and 13.1.1), or `*`, has that of a version. Weak ones count only where a
-/// comparison is weak. `None`: it is no such list.
+/// Returns true if a list of tags (RFC 9110, sections 8.8.3 and 13.1.1), or `*`, contains the tag of a version. Weak tags match only
+/// if `is_weak`. `None`: the list is malformed.
 fn names(list: &[u8], version: Option<u64>, is_weak: bool) -> Option<bool> {
     if list.trim_ascii() == b"*" {
         return Some(version.is_some());
@@ -66,7 +66,7 @@ fn names(list: &[u8], version: Option<u64>, is_weak: bool) -> Option<bool> {
         let strong = rest.strip_prefix(b"W/");
         let opaque = strong.unwrap_or(rest).strip_prefix(b"\"")?;
         let end = opaque.iter().position(|byte| *byte == b'"')?;
-        // No spaces and no control characters; commas and asterisks are as good as letters.
+        // A tag has no spaces and no control characters. Commas and asterisks in it have no meaning.
         if needs_comma || !opaque[..end].iter().all(|byte| matches!(byte, 0x21..=0x7e | 0x80..)) {
             return None;
         }
@@ -89,7 +89,7 @@ fn part(range: &[u8], length: usize) -> Option<Part> {
         let count = number(last)?;
         return match (count, length) {
             (0, _) => Some(Part::Nothing),
-            // There is no way to say which bytes these are.
+            // Content-Range cannot express an empty range.
             (_, 0) => None,
             _ => Some(Part::Bytes { first: length.saturating_sub(count), last: length - 1 }),
         };
@@ -102,7 +102,7 @@ fn part(range: &[u8], length: usize) -> Option<Part> {
     Some(if first < length { Part::Bytes { first, last: last.min(length - 1) } } else { Part::Nothing })
 }
 
-/// Digits only; what is above all lengths is the largest.
+/// Parses digits without a sign; saturates.
 fn number(digits: &[u8]) -> Option<usize> {
     if digits.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! What a request asks for, and whether it may: all that can be told without a look at the store.
+//! Parses and authorises a request, as far as that needs no access to the store.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::commands::range::COUNT;
 use crate::commands::{DENIED, Session, Standing};
 use crate::settings::Settings;
 
-/// What is to be done.
+/// A request that is permitted.
 #[derive(Debug)]
 pub(super) enum Plan<'m> {
     Get(Cow<'m, [u8]>),
@@ -34,7 +34,7 @@ pub(super) struct ListPlan<'m> {
     pub(super) limit: usize,
 }
 
-/// Why it is not done.
+/// Response to a request that is refused.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: u16,
@@ -49,7 +49,7 @@ impl Refusal {
     }
 
     fn method(allowed: &'static str) -> Self {
-        Self { says: Says::Allow(allowed), ..Self::new(405, format!("this target takes {allowed}")) }
+        Self { says: Says::Allow(allowed), ..Self::new(405, format!("this target supports {allowed}")) }
     }
 
     pub(super) fn write(&self, response: &mut Response<'_>) {
@@ -74,7 +74,7 @@ impl From<UpdateError> for Refusal {
 }
 
 impl<'m> Plan<'m> {
-    /// Of the head of `message`, which may be all of it.
+    /// Plans a request by its head, with which `message` begins.
     pub(super) fn of(
         request: &Request,
         message: &'m [u8],
@@ -87,11 +87,14 @@ impl<'m> Plan<'m> {
         }
         // RFC 9110, section 14.5. Stored as if it were the whole, it would replace what it is a part of.
         if matches!(request.method, Method::Put | Method::Post) && request.is_partial(message) {
-            return Err(Refusal::new(400, "a value is written as a whole: no Content-Range, no multipart/byteranges"));
+            return Err(Refusal::new(
+                400,
+                "a value is written as a whole: send it without Content-Range and multipart/byteranges",
+            ));
         }
         let (path, query) =
             request.target(message).ok_or_else(|| Refusal::new(400, "the target of a request is /KEY, or /"))?;
-        let needs_length = || Refusal::new(411, "the request has a body, and says its length or sends it in chunks");
+        let needs_length = || Refusal::new(411, "the length of the body is missing: send Content-Length, or chunks");
         let path = &path[1..];
         if path.is_empty() {
             return match request.method {
@@ -108,7 +111,7 @@ impl<'m> Plan<'m> {
             Method::Post | Method::Other => return Err(Refusal::method("GET, HEAD, PUT, DELETE")),
         };
         if query.is_some() {
-            return Err(Refusal::new(400, "a key has no parameters: a ? in it is %3F"));
+            return Err(Refusal::new(400, "a key has no parameters: write ? as %3F"));
         }
         let key = decoded(path)?;
         if key.len() > KEY_BYTES_MAX {
@@ -148,7 +151,7 @@ impl<'m> ListPlan<'m> {
     }
 }
 
-/// The bytes that a part of a target stands for.
+/// Decodes percent-encoded bytes.
 fn decoded(text: &[u8]) -> Result<Cow<'_, [u8]>, Refusal> {
     if !text.contains(&b'%') {
         return Ok(text.into());
@@ -167,15 +170,14 @@ fn decoded(text: &[u8]) -> Result<Cow<'_, [u8]>, Refusal> {
     Ok(bytes.into())
 }
 
-/// Whether the peer may ask for anything.
+/// Refuses a peer that may not use the store.
 fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Session) -> Result<(), Refusal> {
     match session.standing {
         Standing::Denied => return Err(Refusal { closes: true, ..Refusal::new(403, DENIED) }),
-        // A page in the browser of somebody on this machine must not come in as if it were that person.
+        // A web page in a browser on this machine must not act with the rights of its user.
         _ if request.is_for_page() => return Err(Refusal::new(403, "requests of web pages are not served")),
         Standing::Known if session.is_tcp && !request.host(message).is_none_or(names_an_address) => {
-            let text = "without a password, the store is asked by an address or as localhost: another name may be a web \
-                        page's";
+            let text = "without a password, Host must be an address or localhost: a web page may have any other name";
             return Err(Refusal::new(421, text));
         }
         Standing::Known => {}
@@ -189,7 +191,7 @@ fn admit(request: &Request, message: &[u8], settings: &Settings, session: &Sessi
     Ok(())
 }
 
-/// True if no name server was asked for this host.
+/// Returns true for a host that needs no name server.
 fn names_an_address(host: &[u8]) -> bool {
     let authority = std::str::from_utf8(host.trim_ascii()).ok().and_then(Authority::parse);
     authority.is_some_and(|authority| {

@@ -1,4 +1,4 @@
-//! The way of a command's changes into the log and the index.
+//! Appends the changes of a command to the log and applies them to the index.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::work;
 use super::cleaning::brings_room;
 use super::{Clock, Needs, Store, UpdateError, record_bytes};
 
-/// Appends the changes of a command and puts them into the index: the shard, without what all shards share.
+/// The parts of a [`Shard`](super::Shard) that a commit needs.
 pub(super) struct Appender<'s> {
     pub(super) store: &'s Store,
     pub(super) number: u16,
@@ -38,7 +38,7 @@ impl Appender<'_> {
         let (mut locked, needs, changes, mut asked_for) = update.done();
         self.missing.append(&mut asked_for);
         if !self.missing.is_empty() {
-            // What it made of values that it did not see.
+            // Its changes come from values that it did not have.
             return Err(UpdateError::Undone);
         }
         self.append(&mut locked, needs, &changes, purpose, clock)
@@ -100,7 +100,7 @@ impl Appender<'_> {
         }
         appended?;
         let mut places = places.into_iter();
-        // Cells of one key together.
+        // Cells of one key are applied together.
         for run in records.chunk_by(|one, next| !is_base(one.kind) && !is_base(next.kind) && one.key == next.key) {
             let placed = run.iter().zip(&mut places);
             let mut placed =
@@ -110,7 +110,7 @@ impl Appender<'_> {
                 store.settle_cells(run);
             } else if let Some((record, origin)) = placed.next() {
                 match store.apply_base(locked, record, origin) {
-                    // This log is at hand.
+                    // The log is this shard's own: it needs no lock.
                     Some((origin, bytes)) if origin.log == *number && origin.lsn != Lsn::default() => {
                         log.forget(origin.lsn, bytes);
                     }
@@ -129,16 +129,15 @@ impl Appender<'_> {
 }
 
 impl Store {
-    /// Marks the record of a removed key that was just written as dead if nothing older is left: the same command had written
-    /// that.
+    /// Marks the tombstone that was just written as dead if it masks no older record, as when the same command had written the key.
     fn settle_base(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
         if record.kind == Kind::Drop {
             locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));
         }
     }
 
-    /// Brings the base of a key into the index, if it is the newest. Returns a record that is out of date by that, of so many bytes,
-    /// of which its log is still to be told.
+    /// Applies the base record of a key to the index, unless the index has a newer one. Returns the record that became dead, and its
+    /// bytes; the caller reports it to the log of that record.
     fn apply_base(&self, locked: &mut Locked<'_>, record: &Record<'_>, origin: Origin) -> Option<(Origin, usize)> {
         let before = locked.get(record.key);
         let was_there = before.is_some_and(|before| self.is_there(&before));
@@ -172,8 +171,8 @@ impl Store {
     }
 }
 
-/// Another shard may have taken every key out since this one looked last: then nothing counts that its log had. What the log
-/// gets after that is appended behind such a look.
+/// Marks all records of the log as dead if another shard has flushed the store since the last call. Each append calls this first, so
+/// that the records behind it stay live.
 pub(super) fn see_flush(store: &Store, log: &mut Log, flushed: &mut u64) {
     let version = store.flushed();
     if *flushed != version {
