@@ -28,21 +28,24 @@ pub(super) fn bytes_max(call: &Call<'_, '_>) -> usize {
     STRING_BYTES_MAX.min(call.shard.shard.log().geometry().append_bytes_max())
 }
 
+/// Writes a string to the reply, or null.
+fn put_value(to: &mut Writer<'_>, string: Option<Got<'_>>, room: &mut Room) -> Result {
+    match string {
+        Some(got) => {
+            room.take(got.value_bytes())?;
+            to.bulk(got.value());
+        }
+        None => to.null(),
+    }
+    Ok(())
+}
+
 pub(super) fn get(call: &mut Call<'_, '_>) -> Result {
     let (key, mut room) = (call.args[1], call.room());
     let mut out = std::mem::take(call.out);
     let version = call.session.version;
-    let written = call.read(&[key], |view| {
-        let mut to = Writer::new(&mut out, version);
-        match string(view.get(key))? {
-            Some(got) => {
-                room.take(got.value_bytes())?;
-                to.bulk(got.value());
-            }
-            None => to.null(),
-        }
-        Ok(())
-    });
+    let written =
+        call.read(&[key], |view| put_value(&mut Writer::new(&mut out, version), string(view.get(key))?, &mut room));
     *call.out = out;
     written
 }
@@ -54,14 +57,8 @@ pub(super) fn mget(call: &mut Call<'_, '_>) -> Result {
     to.array(keys.len());
     let written = call.read(keys, |view| {
         keys.iter().try_for_each(|key| {
-            match view.get(key).filter(|got| got.shape == Shape::String) {
-                Some(got) => {
-                    room.take(got.value_bytes())?;
-                    to.bulk(got.value());
-                }
-                None => to.null(),
-            }
-            Ok(())
+            let string = view.get(key).filter(|got| got.shape == Shape::String);
+            put_value(&mut to, string, &mut room)
         })
     });
     *call.out = out;
