@@ -221,9 +221,10 @@ impl Mux {
         if let Some(conn) = shared.find(connection) {
             // Then it has thrown its replies away.
             let has_failed = conn.out_queue.has_failed();
+            let is_unanswered = conn.waiting_messages.load(Ordering::SeqCst) > 0;
             shared.end(&conn, error);
             if let Some(Detached { socket, unsent, .. }) = shared.detach(connection)
-                && (has_failed || !unsent.is_empty())
+                && (has_failed || is_unanswered || !unsent.is_empty())
             {
                 reset(socket);
             }
