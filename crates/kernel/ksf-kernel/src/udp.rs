@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use crate::KernelError;
 use crate::abi::Port;
 use crate::service::Shared;
-use crate::xdp::Place;
+use crate::xdp::XdpAttachment;
 
 /// Where in the receive path the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct XdpLink {
     mode: XdpMode,
     ports: Vec<Port>,
     // Given up after the ports.
-    _place: Place,
+    _place: XdpAttachment,
 }
 
 /// How many links serve each port: two interfaces may serve the same address.
@@ -51,7 +51,7 @@ impl XdpLink {
     pub(crate) fn attach(shared: Arc<Shared>, interface: &str, addresses: &[SocketAddr]) -> Result<Self, KernelError> {
         let index = interface_index(interface)?;
         let ports = expand(addresses).map_err(|error| KernelError::system("listing local addresses", error))?;
-        let place = Place::take(&shared, interface, index)?;
+        let place = XdpAttachment::take(&shared, interface, index)?;
         // From here on dropping it undoes all.
         let mode = place.mode;
         let mut link = Self { shared, interface: interface.to_owned(), mode, ports: Vec::new(), _place: place };

@@ -34,15 +34,15 @@ struct Member {
     places: u32,
 }
 
-/// A service's place on an interface.
+/// A service, attached to an interface.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct XdpAttachment {
     interface: Interface,
     shared: Arc<Shared>,
     pub(crate) mode: XdpMode,
 }
 
-impl Place {
+impl XdpAttachment {
     pub(crate) fn take(shared: &Arc<Shared>, name: &str, index: u32) -> Result<Self, KernelError> {
         let interface = (namespace().map_err(|error| KernelError::system("looking at the namespace", error))?, index);
         let mut rows = rows();
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for XdpAttachment {
     fn drop(&mut self) {
         let mut rows = rows();
         let rows = rows.get_or_insert_default();

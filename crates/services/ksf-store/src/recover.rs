@@ -119,7 +119,7 @@ pub enum RecoverError {
 pub struct Found {
     log: u16,
     geometry: Geometry,
-    segments: BTreeMap<u64, Place>,
+    segments: BTreeMap<u64, FoundSegment>,
     /// Places without a segment.
     unused: Vec<u32>,
     /// Each batch of the chain, in order.
@@ -165,7 +165,7 @@ impl Newest {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct FoundSegment {
     place: u32,
     epoch: u32,
     live: Option<Vec<u64>>,
