@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::drive::clock::{monotonic_ns, unix_seconds};
 use crate::drive::plan::{Pace, Plan};
 use crate::drive::protocol::{CountersOf, Protocol};
-use crate::drive::worker::{Shared, Worker};
+use crate::drive::worker::{RunControl, Worker};
 use crate::error::LoadError;
 use crate::record::run::Run;
 
@@ -45,7 +45,7 @@ pub(crate) fn run<P: Protocol>(
                 .spawn_scoped(scope, move || {
                     let ready = or_panicked(thread, || {
                         prepare(plan, thread, cpu)?;
-                        Worker::new(plan, protocol, number, thread, cpu, Shared { stop, settled })
+                        Worker::new(plan, protocol, number, thread, cpu, RunControl { stop, settled })
                     });
                     let worker = match ready {
                         Ok(worker) => worker,

@@ -36,7 +36,7 @@ const STOPPED_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// What a thread shares with the one that watches.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct RunControl<'a> {
     /// Set when the user wants to stop.
     pub(crate) stop: &'a AtomicBool,
     /// Replies settled so far, roughly: for the progress line.
@@ -89,7 +89,7 @@ pub(crate) struct Worker<'a, P: Protocol> {
     pub(super) plan: &'a Plan,
     pub(super) thread: usize,
     cpu: Option<usize>,
-    shared: Shared<'a>,
+    shared: RunControl<'a>,
     pub(super) terms: Terms,
     pub(super) is_datagram: bool,
     pub(super) slots: Vec<Slot<P::Client>>,
@@ -126,7 +126,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
         run: u64,
         thread: usize,
         cpu: Option<usize>,
-        shared: Shared<'a>,
+        shared: RunControl<'a>,
     ) -> Result<Self, LoadError> {
         let mut slots = Vec::new();
         let mut is_datagram = false;

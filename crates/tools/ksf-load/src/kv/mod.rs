@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use self::client::{Frames, KvClient, KvCounters, Shared, Witness};
+use self::client::{Frames, KvClient, KvCounters, KvWorkload, Witness};
 use self::journal::{Journal, Journaled};
 use self::keys::Choice;
 use self::mix::{CLASSES, Commands};
@@ -271,7 +271,7 @@ fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<Run<KvCoun
 struct Kv<'a> {
     plan: &'a KvPlan,
     stage: Stage,
-    shared: Arc<Shared>,
+    shared: Arc<KvWorkload>,
 }
 
 impl Protocol for Kv<'_> {
@@ -313,13 +313,13 @@ impl KvPlan {
         session: u64,
         acknowledged: Option<&[u64]>,
         witness: Option<Arc<dyn Witness>>,
-    ) -> Arc<Shared> {
+    ) -> Arc<KvWorkload> {
         let longest = self.sizes.iter().copied().max().unwrap_or(VALUE_BYTES_MIN);
         let space = match acknowledged {
             Some(versions) => Space::new(session, versions.iter().copied()),
             None => Space::new(session, (0..self.args.keys).map(|_| 0)),
         };
-        Arc::new(Shared {
+        Arc::new(KvWorkload {
             space,
             values: Values::new(run, longest),
             frames: Frames::new(&self.args.prefix, &self.sizes, &self.login),

@@ -45,7 +45,7 @@ impl Case {
 
     fn with(connections: usize, login: &[&str], witness: Option<Arc<dyn Witness>>, acknowledged: [u64; 10]) -> Case {
         let login: Vec<Vec<u8>> = login.iter().map(|word| word.as_bytes().to_vec()).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KvWorkload {
             space: Space::new(1, acknowledged),
             values: Values::new(RUN, 100),
             frames: Frames::new("key:", &[64, 100], &login),
