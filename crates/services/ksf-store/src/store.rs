@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use crate::away::{Away, Missing, Readable, Values, Wanted};
 use crate::backup::Backups;
 use crate::cells::{self, Head, Shape};
-use crate::format::{Kind, Lsn, Record};
+use crate::format::{Lsn, Record, RecordKind};
 use crate::index::leaf::{Entry, LetGo, Origin, Value};
 use crate::index::{Cleared, Index, Position, Round, bytes_of_leaf};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
@@ -685,7 +685,7 @@ impl Shard {
         let append = || {
             let version = store.next_version.fetch_add(1, Ordering::Relaxed);
             let received_ns = clock.received_ns;
-            let (kind, expires_ms) = (Kind::Flush, None);
+            let (kind, expires_ms) = (RecordKind::Flush, None);
             let record = Record { kind, version, expires_ms, received_ns, key: &[], subkey: &[], value: &[] };
             let mut lsn = Lsn::default();
             log.append_for(Purpose::Cleaning, &[record], [], |_, at| lsn = at)?;

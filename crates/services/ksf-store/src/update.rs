@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::away::{Missing, Values, Wanted};
 use crate::cells::{self, Head, Part, Shape, cell_key, place_of, score_of, score_order};
-use crate::format::{Kind, Record};
+use crate::format::{Record, RecordKind};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::{AppendError, Purpose};
@@ -126,20 +126,20 @@ impl Change<'_> {
             to.push(Record { kind, version: 0, expires_ms, received_ns, key, subkey, value });
         };
         match self {
-            Change::Set { value, expires_ms } => push(Kind::String, *expires_ms, &[], value),
-            Change::Remove => push(Kind::Drop, None, &[], &[]),
+            Change::Set { value, expires_ms } => push(RecordKind::String, *expires_ms, &[], value),
+            Change::Remove => push(RecordKind::Drop, None, &[], &[]),
             Change::Cells(change) => {
                 if change.drop {
-                    push(Kind::Drop, None, &[], &[]);
+                    push(RecordKind::Drop, None, &[], &[]);
                 }
                 for (subkey, value) in &change.cells {
                     match value {
                         Some(value) => push(change.shape.kind(), None, subkey, value),
-                        None => push(Kind::Remove, None, subkey, &[]),
+                        None => push(RecordKind::Remove, None, subkey, &[]),
                     }
                 }
                 if change.expiry_changed {
-                    push(Kind::Expire, change.expires_ms, &[], &[]);
+                    push(RecordKind::Expire, change.expires_ms, &[], &[]);
                 }
             }
         }

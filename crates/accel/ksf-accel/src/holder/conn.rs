@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::{Holder, Kind, data};
+use super::{EventSource, Holder, data};
 use crate::sys;
 
 /// Connections at a time. A process has one or two, as a rule only while it asks.
@@ -135,7 +135,7 @@ impl Holder {
             }
             let number = self.conn_next;
             self.conn_next += 1;
-            if epoll::add(&self.epoll, &socket, data(Kind::Conn, number), EventFlags::IN).is_err() {
+            if epoll::add(&self.epoll, &socket, data(EventSource::Conn, number), EventFlags::IN).is_err() {
                 continue;
             }
             self.conns.insert(number, Conn { socket, pid, uid, known: false, same_pids: false });

@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventFlags};
 
 use super::conn::Reply;
 use super::listener::{Queue, cookie_of};
-use super::{DISPLACED_REQUESTS, Displaced, Holder, Kind, data};
+use super::{DISPLACED_REQUESTS, Displaced, EventSource, Holder, data};
 use crate::{queue, sys};
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
@@ -66,7 +66,7 @@ impl Holder {
         if !self.lifetime.knows(pid) {
             // A process that is gone already has nothing to be told.
             let pidfd = sys::peer_pidfd(conn.socket.as_fd(), pid).map_err(|_| Refusal::Malformed)?;
-            epoll::add(&self.epoll, &pidfd, data(Kind::Process, pid.into()), EventFlags::IN)
+            epoll::add(&self.epoll, &pidfd, data(EventSource::Process, pid.into()), EventFlags::IN)
                 .map_err(|_| Refusal::Full)?;
             self.lifetime.add(pid, pidfd);
         }

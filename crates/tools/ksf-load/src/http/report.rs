@@ -15,7 +15,7 @@ use crate::drive::protocol::Protocol;
 use crate::options::name;
 use crate::record::run::Run;
 use crate::record::running;
-use crate::record::tally::Kind;
+use crate::record::tally::TallyKind;
 use crate::record::{End, Fault, Latencies, Note};
 use crate::report::document::{
     Document, LatencyReport, OpenReport, SpinReport, TargetReport, ThreadReport, micro, milli, nano,

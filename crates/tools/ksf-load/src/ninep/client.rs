@@ -13,7 +13,7 @@ use super::tree::{AttachTarget, FOLDER, Tree};
 use crate::drive::protocol::{Client, Protocol, Stream, Ticket};
 use crate::drive::random::mix;
 use crate::files::content::{Subject, file_name};
-use crate::files::{Kind, Wrong};
+use crate::files::{FileOperation, Wrong};
 use crate::record::{Fault, Sink};
 
 /// Bits of the numbers that tags are made of: below NOTAG, which is the largest of 16 bits.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::drive::protocol::Protocol;
 use crate::http::tests::{HttpClient, HttpCounters, exchange};
-use crate::record::tally::Kind;
+use crate::record::tally::TallyKind;
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const LAST_ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok";
