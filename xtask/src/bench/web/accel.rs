@@ -28,11 +28,11 @@ struct Program {
 struct Listener {
     address: String,
     not_accelerated: Option<String>,
-    queues: Vec<Queue>,
+    queues: Vec<QueueReadiness>,
 }
 
 #[derive(Deserialize)]
-struct Queue {
+struct QueueReadiness {
     ready: bool,
 }
 
