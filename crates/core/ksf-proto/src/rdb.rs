@@ -64,10 +64,10 @@ pub enum Part {
 
 /// Strings of a key, as they came: packed or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strings(Held);
+pub struct Strings(EncodedStrings);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Held {
+enum EncodedStrings {
     One(Vec<u8>),
     Two(Vec<u8>, Vec<u8>),
     Listpack(Vec<u8>),
@@ -78,16 +78,16 @@ impl Strings {
     /// Hands out each of them, in order.
     pub fn each(&self, mut take: impl FnMut(&[u8])) {
         match &self.0 {
-            Held::One(string) => take(string),
-            Held::Two(one, other) => {
+            EncodedStrings::One(string) => take(string),
+            EncodedStrings::Two(one, other) => {
                 take(one);
                 take(other);
             }
             // They were looked at when they were read: none ends early.
-            Held::Listpack(bytes) => {
+            EncodedStrings::Listpack(bytes) => {
                 let _ = packed::listpack(bytes, |entry| take(&entry.text()));
             }
-            Held::Intset(bytes) => {
+            EncodedStrings::Intset(bytes) => {
                 let _ = packed::intset(bytes, |number| take(number.to_string().as_bytes()));
             }
         }
@@ -364,26 +364,26 @@ fn strings(cursor: &mut Cursor<'_>, encoding: Encoding) -> Result<Strings, Stop>
     Ok(Strings(match encoding {
         Encoding::Plain(kind) if kind.has_pairs() => {
             let one = cursor.string()?.into_owned();
-            Held::Two(one, cursor.string()?.into_owned())
+            EncodedStrings::Two(one, cursor.string()?.into_owned())
         }
-        Encoding::String | Encoding::Plain(_) => Held::One(cursor.string()?.into_owned()),
+        Encoding::String | Encoding::Plain(_) => EncodedStrings::One(cursor.string()?.into_owned()),
         Encoding::Scored => {
             let member = cursor.string()?.into_owned();
             let score = f64::from_le_bytes(*cursor.array()?);
             if score.is_nan() {
                 return Err(BadRdb::Content("a score").into());
             }
-            Held::Two(member, format_double(score).into_bytes())
+            EncodedStrings::Two(member, format_double(score).into_bytes())
         }
-        Encoding::Listpack(kind) => Held::Listpack(listpack(cursor, kind)?),
+        Encoding::Listpack(kind) => EncodedStrings::Listpack(listpack(cursor, kind)?),
         Encoding::Intset => {
             let bytes = cursor.string()?.into_owned();
             packed::intset(&bytes, |_| {}).ok_or(BadRdb::Content("an intset"))?;
-            Held::Intset(bytes)
+            EncodedStrings::Intset(bytes)
         }
         Encoding::Quicklist => match cursor.count()? {
-            1 => Held::One(cursor.string()?.into_owned()),
-            2 => Held::Listpack(listpack(cursor, KeyType::List)?),
+            1 => EncodedStrings::One(cursor.string()?.into_owned()),
+            2 => EncodedStrings::Listpack(listpack(cursor, KeyType::List)?),
             _ => return Err(BadRdb::Content("a node of a list").into()),
         },
     }))

@@ -193,7 +193,7 @@ pub struct Got<'a> {
     /// What it is.
     pub shape: Shape,
     /// The value of a string.
-    pub(crate) held: Held<'a>,
+    pub(crate) held: StringValue<'a>,
     /// Cells of what is no string; of a string 1.
     pub count: u64,
     /// The place of the first element of a list.
@@ -206,7 +206,7 @@ pub struct Got<'a> {
 
 /// The value of a string, or where it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Held<'a> {
+pub(crate) enum StringValue<'a> {
     Here(&'a [u8]),
     Away(Away, Option<&'a Missing<'a>>),
 }
@@ -216,8 +216,8 @@ impl<'a> Got<'a> {
     /// nothing](Undone), whatever it makes of that, and is tried again when the value was read.
     pub fn value(&self) -> &'a [u8] {
         match self.held {
-            Held::Here(value) => value,
-            Held::Away(away, missing) => {
+            StringValue::Here(value) => value,
+            StringValue::Away(away, missing) => {
                 missing.iter().for_each(|missing| missing.note(away));
                 &[]
             }
@@ -227,8 +227,8 @@ impl<'a> Got<'a> {
     /// Bytes of the value of a string, wherever it is.
     pub fn value_bytes(&self) -> usize {
         match self.held {
-            Held::Here(value) => value.len(),
-            Held::Away(away, _) => away.value_bytes as usize,
+            StringValue::Here(value) => value.len(),
+            StringValue::Away(away, _) => away.value_bytes as usize,
         }
     }
 }
@@ -321,8 +321,8 @@ impl Store {
     /// Where the value is that [`scan`](Self::scan) shows, if it is on a medium alone.
     pub fn locate(&self, got: &Got<'_>) -> Option<Wanted> {
         match got.held {
-            Held::Here(_) => None,
-            Held::Away(away, _) => Some(self.readable.want(away, self.promised(away.origin.log))),
+            StringValue::Here(_) => None,
+            StringValue::Away(away, _) => Some(self.readable.want(away, self.promised(away.origin.log))),
         }
     }
 
@@ -539,17 +539,17 @@ pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64, sources: Sources<'a>) -> O
     let version = entry.origin.version;
     let string = |held| Some(Got { shape: Shape::String, held, count: 1, first: 0, version, expires_ms });
     match entry.value {
-        Value::Here(value) => string(Held::Here(value)),
+        Value::Here(value) => string(StringValue::Here(value)),
         Value::OnMedium(value_bytes) => match sources.values.and_then(|values| values.get(version)) {
-            Some(value) => string(Held::Here(value)),
+            Some(value) => string(StringValue::Here(value)),
             None => {
                 let away = Away { origin: entry.origin, value_bytes, record_bytes: record_bytes(entry) };
-                string(Held::Away(away, sources.missing))
+                string(StringValue::Away(away, sources.missing))
             }
         },
         Value::Cells(head) => {
             let Head { shape, count, first, version, .. } = Head::decode(head);
-            (count > 0).then_some(Got { shape, held: Held::Here(&[]), count, first, version, expires_ms })
+            (count > 0).then_some(Got { shape, held: StringValue::Here(&[]), count, first, version, expires_ms })
         }
         Value::Gone => None,
     }

@@ -12,7 +12,7 @@ use crate::format::{Record, RecordKind};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::{AppendError, Purpose};
-use crate::store::{Got, Held, Needs, Sources, Store, got, is_expired};
+use crate::store::{Got, Needs, Sources, Store, StringValue, got, is_expired};
 use crate::work;
 
 /// Keys as a read sees them.
@@ -108,9 +108,9 @@ impl Change<'_> {
     /// State of the key after the change, whether it is expired or not.
     fn got(&self) -> Option<Got<'_>> {
         let (shape, held, count, first, expires_ms) = match self {
-            Change::Set { value, expires_ms } => (Shape::String, Held::Here(value), 1, 0, *expires_ms),
+            Change::Set { value, expires_ms } => (Shape::String, StringValue::Here(value), 1, 0, *expires_ms),
             Change::Cells(Cells { shape, count, first, expires_ms, .. }) if *count > 0 => {
-                (*shape, Held::Here(&[]), *count, *first, *expires_ms)
+                (*shape, StringValue::Here(&[]), *count, *first, *expires_ms)
             }
             Change::Cells(_) | Change::Remove => return None,
         };
