@@ -160,14 +160,14 @@ struct Document {
 enum Part {
     Heading(&'static str),
     Text(String),
-    Table(Table),
+    Table(ReportTable),
     List(Vec<String>),
     /// A picture as SVG, which Markdown has not.
     Chart(String),
     Commands(Vec<String>),
 }
 
-struct Table {
+struct ReportTable {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
 }
@@ -257,7 +257,7 @@ impl Document {
     }
 }
 
-impl Table {
+impl ReportTable {
     fn markdown(&self) -> String {
         let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
         let rows: String = self.rows.iter().map(line).collect();
@@ -298,7 +298,7 @@ fn origin_rows(raw: &Raw) -> Vec<[String; 2]> {
 }
 
 /// What was measured when, and what is missing.
-fn group_table(raw: &Raw) -> Table {
+fn group_table(raw: &Raw) -> ReportTable {
     let head = ["Group", "Begun", "Rounds", "Measured", "Still open"].map(str::to_owned).to_vec();
     let step = |step: &Step| format!("{} {}", step.case, step.placement);
     let rows = Row::value_variants().iter().map(|&row| {
@@ -314,11 +314,11 @@ fn group_table(raw: &Raw) -> Table {
             if open.is_empty() { "nothing".into() } else { open.join(", ") },
         ]
     });
-    Table { head, rows: rows.collect() }
+    ReportTable { head, rows: rows.collect() }
 }
 
 /// The costs that no server can avoid, as each session found them.
-fn host_table(raw: &Raw) -> Table {
+fn host_table(raw: &Raw) -> ReportTable {
     let head = ["Group", "Measured", "system call us", "context switch us", "wake-up on another CPU us"];
     let cell = |batches: &Vec<f64>| {
         let interval = Interval::of(batches.clone());
@@ -329,10 +329,10 @@ fn host_table(raw: &Raw) -> Table {
         [row.name(), host.date.clone()].into_iter().chain(costs).collect()
     };
     let rows = raw.groups.iter().flat_map(|group| group.host.iter().map(move |host| row(group.row, host)));
-    Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
+    ReportTable { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
 }
 
-fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Table {
+fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> ReportTable {
     let head = ["Case", "Server", "Placement", "Goal", "Found", "Rounds", "Result"];
     let mut case_above = "";
     let mut rows = Vec::new();
@@ -356,7 +356,7 @@ fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Table {
             verdict.outcome.to_string(),
         ]);
     }
-    Table { head: head.map(str::to_owned).to_vec(), rows }
+    ReportTable { head: head.map(str::to_owned).to_vec(), rows }
 }
 
 /// A cost of the host, in microseconds.
@@ -387,7 +387,7 @@ fn goal_summary(verdicts: &[Verdict]) -> String {
 }
 
 /// A row for each contestant and placement, a column for each metric that was measured.
-fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Table {
+fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> ReportTable {
     let metrics: Vec<Metric> = Metric::ALL
         .into_iter()
         .filter(|&metric| is_shown(metric))
@@ -412,7 +412,7 @@ fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Tabl
         }
     }
     let titles = metrics.iter().map(|metric| metric.title().to_owned());
-    Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
+    ReportTable { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
 }
 
 /// What was not measured, and why.

@@ -11,7 +11,7 @@ use crate::drive::probe::answering_endpoints;
 use crate::drive::protocol::Protocol;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_u64};
@@ -295,7 +295,7 @@ impl CallPlan {
 
     /// Fits the plan to messages of `message_bytes` whose identifiers have `id_bits` bits.
     fn fit_identifiers(&mut self, message_bytes: usize, id_bits: u32) -> Result<(), LoadError> {
-        let most = Table::most_in_flight(id_bits);
+        let most = RequestTable::most_in_flight(id_bits);
         let in_flight = self.drive.in_flight;
         if in_flight > most {
             return usage(format!(

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::drive::protocol::{Client, Operation, Ticket};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::record::sink::Share;
 use crate::record::{End, Fault, Moment, Record, Sink};
 
@@ -121,7 +121,7 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Connection<C> {
     client: C,
-    table: Table,
+    table: RequestTable,
     share: Share,
     /// From 0, over all threads.
     number: u32,
@@ -139,7 +139,7 @@ pub(crate) struct Connection<C> {
 }
 
 impl<C: Client> Connection<C> {
-    pub(crate) fn new(client: C, table: Table, number: u32) -> Connection<C> {
+    pub(crate) fn new(client: C, table: RequestTable, number: u32) -> Connection<C> {
         Connection {
             client,
             table,

@@ -5,7 +5,7 @@
 //!             +-> Worker: sockets, one thread
 //!                   | blocking: one connection, waits in its receive calls    events: many connections, or a schedule
 //!                   +-> Connection: what an event means, time limits; no socket and no clock
-//!                         | Table: what is in flight, what an identifier means
+//!                         | RequestTable: what is in flight, what an identifier means
 //!                         | Client, Mix: the protocol
 //!                         +-> Record
 //! ```

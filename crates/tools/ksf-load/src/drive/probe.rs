@@ -9,7 +9,7 @@ use crate::drive::connection::{Connection, Context, Terms};
 use crate::drive::protocol::{Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::socket::{Socket, SocketOptions};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::options::target::Endpoint;
 use crate::record::Record;
 
@@ -31,7 +31,7 @@ pub(crate) fn answering_endpoints<P: Protocol>(
     let answers = |endpoint: &&Endpoint| {
         let Ok(socket) = Socket::connect_to(endpoint, &options) else { return false };
         let now_ns = monotonic_ns();
-        let table = Table::new(1, protocol.id_bits(), mix(now_ns) as u32);
+        let table = RequestTable::new(1, protocol.id_bits(), mix(now_ns) as u32);
         let mut connection = Connection::new(protocol.client(0), table, 0);
         let mut record = Record::new(protocol.operations(), false);
         let mut cx = Context { now_ns, terms, record: &mut record };

@@ -16,7 +16,7 @@ use crate::drive::random::mix;
 use crate::drive::schedule::{Lateness, Schedule};
 use crate::drive::socket::{Socket, dropped_datagrams, is_apart};
 use crate::drive::spin::Spinner;
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
 use crate::record::Record;
@@ -145,7 +145,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
                     base = id_base(run, thread);
                 }
             }
-            let table = Table::new(plan.room(number), protocol.id_bits(), base);
+            let table = RequestTable::new(plan.room(number), protocol.id_bits(), base);
             let (socket, peer) = connected.map(|socket| (socket.fd, socket.peer)).unzip();
             slots.push(Slot {
                 connection: Connection::new(client, table, number as u32),

@@ -407,7 +407,7 @@ mod tests {
 
     impl Case {
         fn new(client: NinepClient) -> Self {
-            Case { bench: Bench::with_table(client, crate::drive::table::Table::new(4, TAG_BITS, 0)) }
+            Case { bench: Bench::with_table(client, crate::drive::table::RequestTable::new(4, TAG_BITS, 0)) }
         }
 
         /// Sends a request; returns it with its tag.

@@ -103,7 +103,7 @@ mod tests {
     use super::super::mix::{WorkKind, WorkTime};
     use super::*;
     use crate::drive::connection::{Connection, Context, Life, Next, Terms, TimeLimit};
-    use crate::drive::table::Table;
+    use crate::drive::table::RequestTable;
     use crate::record::Record;
 
     const BYTES: usize = 40;
@@ -122,7 +122,7 @@ mod tests {
             let work = Work { codec, mix, seed: 1 };
             let connection = |(number, &most)| {
                 let number = number as u32;
-                Connection::new(work.client(number), Table::new(most, 32, 0), number)
+                Connection::new(work.client(number), RequestTable::new(most, 32, 0), number)
             };
             let connections = in_flight.iter().enumerate().map(connection).collect();
             let mut case = Case { connections, record: Record::new(work.operations(), false) };

@@ -21,7 +21,7 @@ fn terms(requests: u64, close: CloseBy) -> Terms {
 
 fn connection(terms: &Terms, in_flight: usize) -> Connection<HttpClient> {
     let exchange = Arc::new(exchange(terms.close_by()));
-    Connection::new(exchange.client(0), Table::new(in_flight, 32, 0), 0)
+    Connection::new(exchange.client(0), RequestTable::new(in_flight, 32, 0), 0)
 }
 
 fn record() -> Record<HttpCounters> {

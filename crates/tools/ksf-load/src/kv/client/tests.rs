@@ -6,7 +6,7 @@ use ksf_proto::resp::Arguments;
 
 use super::*;
 use crate::drive::connection::{Connection, Context, Life, Next, Terms, TimeLimit};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::record::Record;
 
 const TERMS: Terms =
@@ -52,8 +52,9 @@ impl Case {
             witness,
             connections: connections as u64,
         });
-        let connection =
-            |number: u32| Connection::new(KvClient::new(shared.clone(), number, 1000), Table::new(1000, 32, 0), number);
+        let connection = |number: u32| {
+            Connection::new(KvClient::new(shared.clone(), number, 1000), RequestTable::new(1000, 32, 0), number)
+        };
         let connections = (0..connections as u32).map(connection).collect();
         let mut case = Case { connections, record: Record::new(2, false) };
         for at in 0..case.connections.len() {
