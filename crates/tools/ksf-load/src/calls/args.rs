@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::connection::{Life, Terms, TimeLimit};
-use crate::drive::plan::{Destination, Plan};
+use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::probe::answering_endpoints;
 use crate::drive::protocol::Protocol;
 use crate::drive::schedule::Arrival;
@@ -175,7 +175,7 @@ pub(crate) struct ToolDefaults {
 /// Everything that is known before the first connection, checked and with defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct CallPlan {
-    pub(crate) drive: Plan,
+    pub(crate) drive: DrivePlan,
     pub(crate) target: Target,
     pub(crate) socket: SocketOptions,
     /// With defaults filled in.
@@ -259,7 +259,7 @@ impl CallArgs {
         };
         let destination = Destination::Kept { target: target.clone(), endpoints: Vec::new(), socket: socket.clone() };
         Ok(CallPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace: args.pace.fill(Arrival::Constant),
                 blocking: rate.is_none(),
                 wait_all: synchronous,
@@ -272,7 +272,7 @@ impl CallArgs {
                 pinning: self.cpus.pinning()?,
                 nice: Some(nice),
                 spin: self.pace.spin,
-                ..Plan::new(tool.name, destination, terms)
+                ..DrivePlan::new(tool.name, destination, terms)
             },
             target,
             socket,

@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt}
 
 use crate::drive::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns};
 use crate::drive::connection::{Connection, Context, Next, Phase, Terms};
-use crate::drive::plan::{Destination, Plan};
+use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::protocol::{Client, CountersOf, Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::schedule::{Lateness, Schedule};
@@ -86,7 +86,7 @@ pub(super) struct Open {
 
 /// One thread of a run.
 pub(crate) struct Worker<'a, P: Protocol> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a DrivePlan,
     pub(super) thread: usize,
     cpu: Option<usize>,
     shared: RunControl<'a>,
@@ -121,7 +121,7 @@ pub(crate) struct Worker<'a, P: Protocol> {
 impl<'a, P: Protocol> Worker<'a, P> {
     /// Prepares the thread's part of the plan; connections that are to last are made.
     pub(crate) fn new(
-        plan: &'a Plan,
+        plan: &'a DrivePlan,
         protocol: &P,
         run: u64,
         thread: usize,

@@ -34,7 +34,7 @@ use self::space::Space;
 use self::values::{VALUE_BYTES_MAX, VALUE_BYTES_MIN, Values};
 use crate::drive::clock::unix_seconds;
 use crate::drive::descriptors::raise_descriptors;
-use crate::drive::plan::Plan;
+use crate::drive::plan::DrivePlan;
 use crate::drive::protocol::Protocol;
 use crate::drive::random::mix;
 use crate::drive::threads;
@@ -243,7 +243,7 @@ fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCou
         }
     };
     let is_new = journal.as_ref().is_none_or(|(_, session)| *session == 1);
-    let run = |drive: &Plan, stage| {
+    let run = |drive: &DrivePlan, stage| {
         let kv = Kv { plan, stage, shared: shared.clone() };
         threads::run(drive, &kv, 1, io.stop, |_| {}).map(|run| (run, stage))
     };

@@ -22,7 +22,7 @@ use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
 use self::mix::{Jobs, Mix, Slow, WorkTime};
 use self::report::WorkReport;
 use crate::drive::connection::{Life, Terms, TimeLimit};
-use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::plan::{Destination, DrivePlan, Pace};
 use crate::drive::random::sub_seed;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
@@ -156,7 +156,7 @@ pub struct Weights(pub Vec<u32>);
 /// The plan of one run.
 #[derive(Debug, Clone)]
 struct WorkPlan {
-    drive: Plan,
+    drive: DrivePlan,
     /// `None`: nothing is sent, workers are simulated.
     target: Option<Target>,
     socket: SocketOptions,
@@ -253,7 +253,7 @@ impl WorktestArgs {
         let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: ns(self.timeout) };
         let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
         Ok(WorkPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace,
                 // As much with one system call as there is: the servers that are measured share the machine with this
                 // program, and the cost of a message must not be that of its generator.
@@ -266,7 +266,7 @@ impl WorktestArgs {
                 duration,
                 pinning: self.cpus.pinning()?,
                 spin: self.pace.spin,
-                ..Plan::new("worktest", Destination::Renewed(Vec::new()), terms)
+                ..DrivePlan::new("worktest", Destination::Renewed(Vec::new()), terms)
             },
             target,
             socket,
