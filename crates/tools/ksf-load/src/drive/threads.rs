@@ -10,7 +10,7 @@ use crate::drive::plan::{DrivePlan, Pace};
 use crate::drive::protocol::{CountersOf, Protocol};
 use crate::drive::worker::{RunControl, Worker};
 use crate::error::LoadError;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 
 /// How often the watching thread looks.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -30,7 +30,7 @@ pub(crate) fn run<P: Protocol>(
     number: u64,
     stop: &AtomicBool,
     mut watch: impl FnMut(Progress),
-) -> Result<Run<CountersOf<P>>, LoadError> {
+) -> Result<RunRecord<CountersOf<P>>, LoadError> {
     let settled: Vec<AtomicU64> = (0..plan.threads).map(|_| AtomicU64::new(0)).collect();
     let (reports, inbox) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ pub(crate) fn run<P: Protocol>(
             }
         }
         threads.sort_by_key(|(thread, _)| *thread);
-        Ok(Run::new(number, started_unix_s, threads.into_iter().map(|(_, ran)| ran).collect()))
+        Ok(RunRecord::new(number, started_unix_s, threads.into_iter().map(|(_, ran)| ran).collect()))
     })
 }
 

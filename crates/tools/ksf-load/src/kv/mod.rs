@@ -40,7 +40,7 @@ use crate::drive::random::mix;
 use crate::drive::threads;
 use crate::error::LoadError;
 use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports};
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::report::document::say;
 use crate::report::files::Files;
 use crate::report::{Io, with_process_io};
@@ -231,7 +231,7 @@ pub fn run_with(args: &LoadKvArgs, io: &mut Io<'_>) -> Result<KvReport, LoadErro
 }
 
 /// Writes all keys, then runs the load; what the last of them did.
-fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCounters>, Stage), LoadError> {
+fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(RunRecord<KvCounters>, Stage), LoadError> {
     let new_run = mix(unix_seconds().to_bits() ^ u64::from(std::process::id()) << 32);
     let begun = journal.map(|path| Journal::begin(path, new_run, plan.args.keys, &plan.args.prefix)).transpose()?;
     let (shared, journal) = match begun {
@@ -259,7 +259,7 @@ fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCou
 }
 
 /// Reads all keys of a journal.
-fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<Run<KvCounters>, LoadError> {
+fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<RunRecord<KvCounters>, LoadError> {
     // A session of its own, so that all earlier ones may have sent what they have.
     let shared = plan.shared(journaled.run, journaled.session + 1, Some(&journaled.acknowledged), None);
     let kv = Kv { plan, stage: Stage::Audit, shared };

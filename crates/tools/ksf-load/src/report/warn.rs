@@ -4,7 +4,7 @@ use crate::drive::plan::{DrivePlan, Pace};
 use crate::drive::schedule::Lateness;
 use crate::drive::spin::ClientSpin;
 use crate::record::Counters;
-use crate::record::run::{Run, ThreadRun};
+use crate::record::run::{RunRecord, ThreadRun};
 use crate::record::running::per;
 
 /// From this share of CPU on, a thread is taken to be the bottleneck.
@@ -49,7 +49,7 @@ pub(crate) fn shared_cpus(plan: &DrivePlan) -> Option<Warning> {
 /// client's time (loopback, XDP), and the latency is what was asked for. A thread that polls is busy on purpose.
 pub(crate) fn busy_generator<C: Counters>(
     plan: &DrivePlan,
-    run: &Run<C>,
+    run: &RunRecord<C>,
     waits: bool,
     remedy: &str,
 ) -> Option<Warning> {
@@ -71,7 +71,7 @@ pub(crate) fn busy_generator<C: Counters>(
 }
 
 /// Open loop: requests left late, or waited for room. `room` is what there was, `option` is what makes more.
-pub(crate) fn schedule<C: Counters>(plan: &DrivePlan, run: &Run<C>, room: &str, option: &str) -> Vec<Warning> {
+pub(crate) fn schedule<C: Counters>(plan: &DrivePlan, run: &RunRecord<C>, room: &str, option: &str) -> Vec<Warning> {
     let (Pace::Open { rate_per_s, .. }, Some(lateness)) = (plan.pace, &run.lateness) else { return Vec::new() };
     let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
     [late_schedule(lateness, gap_ns), bound_reached(lateness, room, option)].into_iter().flatten().collect()
@@ -102,7 +102,7 @@ fn bound_reached(open: &Lateness, room: &str, option: &str) -> Option<Warning> {
 }
 
 /// Datagrams were lost here.
-pub(crate) fn own_drops<C: Counters>(run: &Run<C>) -> Option<Warning> {
+pub(crate) fn own_drops<C: Counters>(run: &RunRecord<C>) -> Option<Warning> {
     (run.dropped() > 0).then(|| Warning {
         code: "receive-buffer-full",
         text: format!(
@@ -123,7 +123,7 @@ mod tests {
         crate::calls::args::tests::plan(&format!("localhost {options}")).unwrap().drive
     }
 
-    fn codes(plan: &DrivePlan, run: &Run<()>) -> Vec<&'static str> {
+    fn codes(plan: &DrivePlan, run: &RunRecord<()>) -> Vec<&'static str> {
         let schedule = schedule(plan, run, "room", "-a");
         let warnings =
             busy_generator(plan, run, false, "add threads").into_iter().chain(schedule).chain(own_drops(run));
