@@ -104,7 +104,7 @@ const NOTES: &[&str] = &[
 
 /// Writes report.md beside the raw.json in the directory.
 pub(crate) fn write_markdown(dir: &Path) -> Result<()> {
-    write(dir, "report.md", Document::new(&Raw::read(dir)?)?.markdown())
+    write(dir, "report.md", ReportPage::new(&Raw::read(dir)?)?.markdown())
 }
 
 /// Writes report.md, and report.html, the same with charts, beside the raw.json in the directory; with `speed` its goals
@@ -112,7 +112,7 @@ pub(crate) fn write_markdown(dir: &Path) -> Result<()> {
 pub(crate) fn write_all(dir: &Path, speed: bool) -> Result<()> {
     write_markdown(dir)?;
     let raw = Raw::read(dir)?;
-    write(dir, "report.html", Document::new(&raw)?.html())?;
+    write(dir, "report.html", ReportPage::new(&raw)?.html())?;
     if speed {
         let docs = crate::root().join("docs");
         let text = fs::read_to_string(docs.join(SPEED)).with_context(|| format!("cannot read docs/{SPEED}"))?;
@@ -151,8 +151,8 @@ fn write(dir: &Path, name: &str, text: String) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The report before it has a form.
-struct Document {
+/// The report, before it is written as Markdown or HTML.
+struct ReportPage {
     origin: Vec<[String; 2]>,
     parts: Vec<Part>,
 }
@@ -172,8 +172,8 @@ struct ReportTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Document {
-    fn new(raw: &Raw) -> Result<Document> {
+impl ReportPage {
+    fn new(raw: &Raw) -> Result<ReportPage> {
         use Part::{Chart, Commands, Heading, Text};
         let verdicts = judge(raw);
         let mut parts = vec![Heading("Groups"), Part::Table(group_table(raw))];
@@ -208,7 +208,7 @@ impl Document {
             }
         }
         parts.extend([Heading("Commands"), Commands(commands(raw))]);
-        Ok(Document { origin: origin_rows(raw), parts })
+        Ok(ReportPage { origin: origin_rows(raw), parts })
     }
 
     fn markdown(&self) -> String {
@@ -520,8 +520,8 @@ mod tests {
 
     #[test]
     fn both_reports_tell_the_same() {
-        let document = Document::new(&raw()).unwrap();
-        let (markdown, html) = (document.markdown(), document.html());
+        let page = ReportPage::new(&raw()).unwrap();
+        let (markdown, html) = (page.markdown(), page.html());
         for text in [
             "4.50 [4.00 5.00]",
             "2.250",
