@@ -39,7 +39,7 @@ use crate::homes::Homes;
 use crate::status::{self, Status, WorkerCounters};
 use crate::steer::QueueSteering;
 use crate::{AccelError, AccelOptions, Level, Refused};
-use conn::{Conn, ProgramSocket};
+use conn::{ConnectedProcess, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
 use worker::Worker;
@@ -54,7 +54,7 @@ pub struct Holder {
     homes: Homes,
     ended_workers: WorkerCounters,
     displaced: Vec<Displaced>,
-    conns: HashMap<u64, Conn>,
+    conns: HashMap<u64, ConnectedProcess>,
     conn_next: u64,
     /// Users whose processes are admitted by the token of the environment.
     trusted_users: BTreeSet<u32>,

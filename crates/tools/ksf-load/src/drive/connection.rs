@@ -119,7 +119,7 @@ pub(crate) enum Phase {
 
 /// One connection, or the place for one.
 #[derive(Debug)]
-pub(crate) struct Connection<C> {
+pub(crate) struct ClientConnection<C> {
     client: C,
     table: RequestTable,
     share: Share,
@@ -138,9 +138,9 @@ pub(crate) struct Connection<C> {
     progress_bytes: u64,
 }
 
-impl<C: Client> Connection<C> {
-    pub(crate) fn new(client: C, table: RequestTable, number: u32) -> Connection<C> {
-        Connection {
+impl<C: Client> ClientConnection<C> {
+    pub(crate) fn new(client: C, table: RequestTable, number: u32) -> ClientConnection<C> {
+        ClientConnection {
             client,
             table,
             share: Share::default(),

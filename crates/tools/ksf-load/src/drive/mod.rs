@@ -4,7 +4,7 @@
 //!   DrivePlan -> threads: pinned, let go together
 //!             +-> Worker: sockets, one thread
 //!                   | blocking: one connection, waits in its receive calls    events: many connections, or a schedule
-//!                   +-> Connection: what an event means, time limits; no socket and no clock
+//!                   +-> ClientConnection: what an event means, time limits; no socket and no clock
 //!                         | RequestTable: what is in flight, what an identifier means
 //!                         | Client, Mix: the protocol
 //!                         +-> Record

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 
 use crate::drive::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns};
-use crate::drive::connection::{Connection, Context, Next, Phase, Terms};
+use crate::drive::connection::{ClientConnection, Context, Next, Phase, Terms};
 use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::protocol::{Client, CountersOf, Mix, Protocol};
 use crate::drive::random::mix;
@@ -45,7 +45,7 @@ pub(crate) struct RunControl<'a> {
 
 /// A connection and its bytes, or the room for one.
 pub(super) struct Slot<C> {
-    pub(super) connection: Connection<C>,
+    pub(super) connection: ClientConnection<C>,
     pub(super) socket: Option<OwnedFd>,
     /// Only of connections that are to last.
     peer: Option<Endpoint>,
@@ -148,7 +148,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
             let table = RequestTable::new(plan.room(number), protocol.id_bits(), base);
             let (socket, peer) = connected.map(|socket| (socket.fd, socket.peer)).unzip();
             slots.push(Slot {
-                connection: Connection::new(client, table, number as u32),
+                connection: ClientConnection::new(client, table, number as u32),
                 socket,
                 peer,
                 out: Vec::new(),

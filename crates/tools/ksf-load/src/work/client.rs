@@ -102,7 +102,7 @@ mod tests {
     use super::super::message::tests::answer;
     use super::super::mix::{WorkKind, WorkTime};
     use super::*;
-    use crate::drive::connection::{Connection, Context, Life, Next, Terms, TimeLimit};
+    use crate::drive::connection::{ClientConnection, Context, Life, Next, Terms, TimeLimit};
     use crate::drive::table::RequestTable;
     use crate::record::Record;
 
@@ -111,7 +111,7 @@ mod tests {
 
     /// Connections with so many requests in flight each, and their record.
     struct Case {
-        connections: Vec<Connection<WorkClient>>,
+        connections: Vec<ClientConnection<WorkClient>>,
         record: Record<()>,
     }
 
@@ -122,7 +122,7 @@ mod tests {
             let work = Work { codec, mix, seed: 1 };
             let connection = |(number, &most)| {
                 let number = number as u32;
-                Connection::new(work.client(number), RequestTable::new(most, 32, 0), number)
+                ClientConnection::new(work.client(number), RequestTable::new(most, 32, 0), number)
             };
             let connections = in_flight.iter().enumerate().map(connection).collect();
             let mut case = Case { connections, record: Record::new(work.operations(), false) };
@@ -139,7 +139,7 @@ mod tests {
             &mut self,
             at: usize,
             now_ns: u64,
-            event: impl FnOnce(&mut Connection<WorkClient>, &mut Context<'_, ()>) -> T,
+            event: impl FnOnce(&mut ClientConnection<WorkClient>, &mut Context<'_, ()>) -> T,
         ) -> T {
             let mut cx = Context { now_ns, terms: &TERMS, record: &mut self.record };
             event(&mut self.connections[at], &mut cx)
