@@ -104,7 +104,7 @@ const NOTES: &[&str] = &[
 
 /// Writes report.md beside the raw.json in the directory.
 pub(crate) fn write_markdown(dir: &Path) -> Result<()> {
-    write(dir, "report.md", Document::new(&Raw::read(dir)?)?.markdown())
+    write(dir, "report.md", ReportPage::new(&Raw::read(dir)?)?.markdown())
 }
 
 /// Writes report.md, and report.html, the same with charts, beside the raw.json in the directory; with `speed` its goals
@@ -112,7 +112,7 @@ pub(crate) fn write_markdown(dir: &Path) -> Result<()> {
 pub(crate) fn write_all(dir: &Path, speed: bool) -> Result<()> {
     write_markdown(dir)?;
     let raw = Raw::read(dir)?;
-    write(dir, "report.html", Document::new(&raw)?.html())?;
+    write(dir, "report.html", ReportPage::new(&raw)?.html())?;
     if speed {
         let docs = crate::root().join("docs");
         let text = fs::read_to_string(docs.join(SPEED)).with_context(|| format!("cannot read docs/{SPEED}"))?;
@@ -151,8 +151,8 @@ fn write(dir: &Path, name: &str, text: String) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The report before it has a form.
-struct Document {
+/// The report, before it is written as Markdown or HTML.
+struct ReportPage {
     origin: Vec<[String; 2]>,
     parts: Vec<Part>,
 }
@@ -160,20 +160,20 @@ struct Document {
 enum Part {
     Heading(&'static str),
     Text(String),
-    Table(Table),
+    Table(ReportTable),
     List(Vec<String>),
     /// A picture as SVG, which Markdown has not.
     Chart(String),
     Commands(Vec<String>),
 }
 
-struct Table {
+struct ReportTable {
     head: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl Document {
-    fn new(raw: &Raw) -> Result<Document> {
+impl ReportPage {
+    fn new(raw: &Raw) -> Result<ReportPage> {
         use Part::{Chart, Commands, Heading, Text};
         let verdicts = judge(raw);
         let mut parts = vec![Heading("Groups"), Part::Table(group_table(raw))];
@@ -208,7 +208,7 @@ impl Document {
             }
         }
         parts.extend([Heading("Commands"), Commands(commands(raw))]);
-        Ok(Document { origin: origin_rows(raw), parts })
+        Ok(ReportPage { origin: origin_rows(raw), parts })
     }
 
     fn markdown(&self) -> String {
@@ -257,7 +257,7 @@ impl Document {
     }
 }
 
-impl Table {
+impl ReportTable {
     fn markdown(&self) -> String {
         let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
         let rows: String = self.rows.iter().map(line).collect();
@@ -298,7 +298,7 @@ fn origin_rows(raw: &Raw) -> Vec<[String; 2]> {
 }
 
 /// What was measured when, and what is missing.
-fn group_table(raw: &Raw) -> Table {
+fn group_table(raw: &Raw) -> ReportTable {
     let head = ["Group", "Begun", "Rounds", "Measured", "Still open"].map(str::to_owned).to_vec();
     let step = |step: &Step| format!("{} {}", step.case, step.placement);
     let rows = Row::value_variants().iter().map(|&row| {
@@ -314,11 +314,11 @@ fn group_table(raw: &Raw) -> Table {
             if open.is_empty() { "nothing".into() } else { open.join(", ") },
         ]
     });
-    Table { head, rows: rows.collect() }
+    ReportTable { head, rows: rows.collect() }
 }
 
 /// The costs that no server can avoid, as each session found them.
-fn host_table(raw: &Raw) -> Table {
+fn host_table(raw: &Raw) -> ReportTable {
     let head = ["Group", "Measured", "system call us", "context switch us", "wake-up on another CPU us"];
     let cell = |batches: &Vec<f64>| {
         let interval = Interval::of(batches.clone());
@@ -329,10 +329,10 @@ fn host_table(raw: &Raw) -> Table {
         [row.name(), host.date.clone()].into_iter().chain(costs).collect()
     };
     let rows = raw.groups.iter().flat_map(|group| group.host.iter().map(move |host| row(group.row, host)));
-    Table { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
+    ReportTable { head: head.map(str::to_owned).to_vec(), rows: rows.collect() }
 }
 
-fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Table {
+fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> ReportTable {
     let head = ["Case", "Server", "Placement", "Goal", "Found", "Rounds", "Result"];
     let mut case_above = "";
     let mut rows = Vec::new();
@@ -356,7 +356,7 @@ fn goal_table<'a>(verdicts: impl IntoIterator<Item = &'a Verdict>) -> Table {
             verdict.outcome.to_string(),
         ]);
     }
-    Table { head: head.map(str::to_owned).to_vec(), rows }
+    ReportTable { head: head.map(str::to_owned).to_vec(), rows }
 }
 
 /// A cost of the host, in microseconds.
@@ -387,7 +387,7 @@ fn goal_summary(verdicts: &[Verdict]) -> String {
 }
 
 /// A row for each contestant and placement, a column for each metric that was measured.
-fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Table {
+fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> ReportTable {
     let metrics: Vec<Metric> = Metric::ALL
         .into_iter()
         .filter(|&metric| is_shown(metric))
@@ -412,7 +412,7 @@ fn case_table(raw: &Raw, case: &Case, is_shown: impl Fn(Metric) -> bool) -> Tabl
         }
     }
     let titles = metrics.iter().map(|metric| metric.title().to_owned());
-    Table { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
+    ReportTable { head: ["Placement", "Server"].map(str::to_owned).into_iter().chain(titles).collect(), rows }
 }
 
 /// What was not measured, and why.
@@ -520,8 +520,8 @@ mod tests {
 
     #[test]
     fn both_reports_tell_the_same() {
-        let document = Document::new(&raw()).unwrap();
-        let (markdown, html) = (document.markdown(), document.html());
+        let page = ReportPage::new(&raw()).unwrap();
+        let (markdown, html) = (page.markdown(), page.html());
         for text in [
             "4.50 [4.00 5.00]",
             "2.250",

@@ -40,7 +40,9 @@ pub(crate) fn measure(
     let mut runs = Vec::new();
     for &case in cases {
         for round in 0..rounds(case) {
-            runs.extend(contestants(case).map(|contestant| Run::new(programs, effort, case, contestant, round)));
+            runs.extend(
+                contestants(case).map(|contestant| VmMeasurement::new(programs, effort, case, contestant, round)),
+            );
         }
     }
     let output = boot(programs, &runs).map_err(|error| format!("{error:#}"));
@@ -70,7 +72,7 @@ pub(super) fn contestants(case: &Case) -> impl Iterator<Item = Contestant> {
 }
 
 /// One measurement, in the script and in what it prints.
-struct Run<'a> {
+struct VmMeasurement<'a> {
     case: &'a Case,
     contestant: Contestant,
     round: u32,
@@ -80,7 +82,7 @@ struct Run<'a> {
     client: String,
 }
 
-impl<'a> Run<'a> {
+impl<'a> VmMeasurement<'a> {
     fn new(programs: &Programs, effort: Effort, case: &'a Case, contestant: Contestant, round: u32) -> Self {
         let pinning = Pinning::free(Placement::Vm);
         let line = |amount| {
@@ -90,7 +92,7 @@ impl<'a> Run<'a> {
         };
         let (_, warm_up) = line(effort.warm_up(case));
         let (load, client) = line(effort.amount(case, Placement::Vm));
-        Run { case, contestant, round, server: server(case, contestant), warm_up, load, client }
+        VmMeasurement { case, contestant, round, server: server(case, contestant), warm_up, load, client }
     }
 
     fn mark(&self) -> String {
@@ -99,7 +101,7 @@ impl<'a> Run<'a> {
 
     /// The lines of the script: a server that answers the first load is ready.
     fn script(&self, script: &mut String) {
-        let Run { server, warm_up, client, .. } = self;
+        let VmMeasurement { server, warm_up, client, .. } = self;
         let mark = self.mark();
         let _ = writeln!(
             script,
@@ -150,10 +152,10 @@ fn workers(contestant: Contestant) -> u32 {
     contestant.workers().expect("it has workers")
 }
 
-fn boot(programs: &Programs, runs: &[Run<'_>]) -> Result<String> {
+fn boot(programs: &Programs, runs: &[VmMeasurement<'_>]) -> Result<String> {
     let mut script = String::new();
     runs.iter().for_each(|run| run.script(&mut script));
-    let time: Duration = runs.iter().map(Run::time).sum();
+    let time: Duration = runs.iter().map(VmMeasurement::time).sum();
     let mut lab = Lab::script(script).module("kcm").tool("cat").cpus(CPUS).time_limit(time);
     for (host, guest) in
         [(programs.ksf.as_path(), "/bin/ksf"), (&programs.peer_path("work_server"), "/bin/work_server")]

@@ -14,12 +14,12 @@ use crate::sys::Mapping;
 
 /// Memory that threads, steering and holder share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMemory {
     fd: OwnedFd,
     mapping: Mapping,
 }
 
-impl Shared {
+impl SharedMemory {
     /// As the value of a map that steering programs can read.
     pub(crate) fn in_map(options: &AccelOptions) -> io::Result<Self> {
         let settings = libbpf_sys::bpf_map_create_opts {
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-impl AsFd for Shared {
+impl AsFd for SharedMemory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -394,7 +394,7 @@ fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
             let place = library.ready(&own, cpus()[0] as i32);
             // Closed, and nobody says so; the worker stays ready.
             drop(own);
-            let Place { queue, .. } = place;
+            let JoinedWorker { queue, .. } = place;
             if level == Level::SkLookup {
                 takes_all(address);
                 assert!(accept_all(&queue).is_empty());
@@ -496,7 +496,7 @@ fn helper_joins_and_closes() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let library = hello_by_environment();
     let own = TcpListener::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let Place { queue, .. } = library.ready(&own, -1);
+    let JoinedWorker { queue, .. } = library.ready(&own, -1);
     assert_eq!(cookie(&queue), cookie(&own));
     // By bare system calls, as it were: nobody is told, and the ready bit stays.
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null").unwrap()).unwrap();

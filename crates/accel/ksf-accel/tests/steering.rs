@@ -30,7 +30,7 @@ fn each_connection_is_local() {
     assert_eq!(ports, clients_ports);
     assert!(from_b.iter().all(|stream| stream.local_addr().unwrap() == address));
     let status = holder.status().unwrap();
-    let counted = |place: &Place| status.workers[place.worker as usize].counters;
+    let counted = |place: &JoinedWorker| status.workers[place.worker as usize].counters;
     assert_eq!((counted(&on_a).steered_local, counted(&on_a).steered_remote), (40, 0));
     assert_eq!((counted(&on_b).steered_local, counted(&on_b).accepted_own), (30, 30));
     assert_eq!(status.workers[0].ready, [address.to_string()]);
@@ -43,7 +43,7 @@ fn workers_of_one_cpu_take_turns() {
     let holder = start();
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
-    let places: Vec<Place> = (0..3).map(|_| library.ready(&own, a as i32)).collect();
+    let places: Vec<JoinedWorker> = (0..3).map(|_| library.ready(&own, a as i32)).collect();
     let _clients = connect_from(a, own.local_addr().unwrap(), 30);
     assert_eq!(places.iter().map(|place| accept_all(&place.queue).len()).collect::<Vec<_>>(), [10, 10, 10]);
 }
@@ -63,12 +63,12 @@ fn who_is_busy_stalled_or_not_ready_is_passed_over() {
         let to = counts.iter().position(|&count| count == 1).unwrap_or_else(|| panic!("{what}: {counts:?}"));
         ["home", "other", "fallback"][to]
     };
-    let stalled = |place: &Place, yes: u32| {
+    let stalled = |place: &JoinedWorker, yes: u32| {
         // Without busy_since the holder would clear it: an idle worker with an empty queue is not stalled.
         library.set_busy(place, 0);
         library.worker(place.worker).stalled.store(yes, std::sync::atomic::Ordering::SeqCst);
     };
-    let waits = |place: &Place| {
+    let waits = |place: &JoinedWorker| {
         library.worker(place.worker).busy_since_ns.store(0, std::sync::atomic::Ordering::SeqCst);
     };
     assert_eq!(goes("all wait"), "home");
@@ -219,7 +219,7 @@ fn a_syn_cookie_is_believed_by_the_queue_that_gets_it_back() {
     let library = Library::hello(&holder);
     let own = listener("127.0.0.1:0");
     // Nobody is at home where the clients are: SYN and answer go to different queues in turn.
-    let places: Vec<Place> = (0..4).map(|_| library.ready(&own, b as i32)).collect();
+    let places: Vec<JoinedWorker> = (0..4).map(|_| library.ready(&own, b as i32)).collect();
     let mut clients = connect_from(a, own.local_addr().unwrap(), 20);
     let accepted: Vec<TcpStream> = places.iter().flat_map(|place| accept_all(&place.queue)).collect();
     assert_eq!(accepted.len(), 20);
@@ -252,7 +252,7 @@ fn closing_the_listener_frees_its_port_and_refuses() {
         drop(own);
         // The library's own descriptor goes with the program's.
         library.set_ready(&place, false);
-        let Place { worker, queue, .. } = place;
+        let JoinedWorker { worker, queue, .. } = place;
         drop(queue);
         library.leave(cookie, worker, true);
         let refused = TcpStream::connect(address).unwrap_err();
@@ -283,7 +283,7 @@ fn two_holders_and_a_stranger_program_work_side_by_side() {
     let cpu = cpus()[0];
     let holders = [start(), start()];
     let both: Vec<_> = holders.iter().map(|holder| (Library::hello(holder), listener("127.0.0.1:0"))).collect();
-    let places: Vec<Place> = both.iter().map(|(library, own)| library.ready(own, cpu as i32)).collect();
+    let places: Vec<JoinedWorker> = both.iter().map(|(library, own)| library.ready(own, cpu as i32)).collect();
     for ((library, own), place) in both.iter().zip(&places) {
         let _clients = connect_from(cpu, own.local_addr().unwrap(), 7);
         assert_eq!(library.accept_own(place).len(), 7);
@@ -327,7 +327,7 @@ fn a_program_with_reuseport_keeps_its_own_sockets_as_queues() {
     // The port is free when the program has closed both: the holder's descriptors do not keep it.
     let cookies = [cookie(&first), cookie(&second)];
     for (cookie, place) in cookies.into_iter().zip([on_a, on_b]) {
-        let Place { worker, queue, .. } = place;
+        let JoinedWorker { worker, queue, .. } = place;
         drop(queue);
         library.worker(worker).ready.store(0, std::sync::atomic::Ordering::SeqCst);
         library.leave(cookie, worker, true);

@@ -4,7 +4,7 @@ use crate::error::NicError;
 use crate::files::SystemFiles;
 use crate::interface::InterfaceOps;
 use crate::inventory::Inventory;
-use crate::plan::{Item, Plan, PlannedAction, Wish};
+use crate::plan::{Item, PlannedAction, TuningPlan, Wish};
 use crate::record::{Phase, Record, RecordStore, SavedSetting};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
@@ -19,7 +19,7 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     ///
     /// # Errors
     ///
-    /// Before anything is changed: those of [`Plan::make`] and of looking; [`NicError::DefaultRoute`] unless
+    /// Before anything is changed: those of [`TuningPlan::make`] and of looking; [`NicError::DefaultRoute`] unless
     /// `may_cut_off`; [`NicError::ReadOnly`], [`NicError::NotPermitted`], [`NicError::Busy`],
     /// [`NicError::Interrupted`], [`NicError::OtherInterface`]. Later: [`NicError::Record`]; rollback then restores
     /// what was changed.
@@ -28,14 +28,14 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
         iface: &str,
         wish: &Wish,
         may_cut_off: bool,
-        announce: impl FnOnce(&Plan),
+        announce: impl FnOnce(&TuningPlan),
     ) -> Result<NicReport, NicError> {
         let facts = self.look(iface)?;
         if let (Some(above), false) = (&facts.default_route, may_cut_off) {
             let through = if above.is_empty() { String::new() } else { format!(" of {above}, which is above it") };
             return Err(NicError::DefaultRoute { iface: iface.to_owned(), through });
         }
-        self.check_writable(iface, Plan::make(&facts, wish)?.changes().map(|item| &item.key))?;
+        self.check_writable(iface, TuningPlan::make(&facts, wish)?.changes().map(|item| &item.key))?;
         let _guard = self.store.lock()?;
         let mut record = match self.record(iface)? {
             Some(record) => record,
@@ -49,14 +49,14 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
 
         // Again, now that no other ksf works on it.
         let mut facts = self.look(iface)?;
-        let mut plan = Plan::make(&facts, wish)?;
+        let mut plan = TuningPlan::make(&facts, wish)?;
         announce(&plan);
         let mut outcomes = Vec::new();
         let resizes = plan.changes().any(|item| item.key == Setting::Channels);
         if resizes {
             outcomes.push(self.resize(&facts, &plan, &mut record)?);
             facts = self.look(iface)?;
-            plan = Plan::make(&facts, wish)?;
+            plan = TuningPlan::make(&facts, wish)?;
         }
         plan.items.retain(|item| item.key != Setting::Channels);
         if plan.changes().next().is_some() {
@@ -77,7 +77,7 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     }
 
     /// Changes the number of queues. All settings that a driver may reset then are recorded first.
-    fn resize(&mut self, facts: &Inventory, plan: &Plan, record: &mut Record) -> Result<SettingResult, NicError> {
+    fn resize(&mut self, facts: &Inventory, plan: &TuningPlan, record: &mut Record) -> Result<SettingResult, NicError> {
         let resets = |key: &Setting| {
             key.queue().is_some()
                 || matches!(
@@ -101,7 +101,7 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     fn write_items(
         &mut self,
         facts: &Inventory,
-        plan: &Plan,
+        plan: &TuningPlan,
         record: &mut Record,
         resized: bool,
     ) -> Result<Vec<SettingResult>, NicError> {

@@ -55,7 +55,7 @@ impl Wish {
 
 /// What would be changed on an interface, and what not, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Plan {
+pub struct TuningPlan {
     /// The interface.
     pub iface: String,
     /// Its driver, or the kind of a virtual interface.
@@ -106,7 +106,7 @@ pub enum PlannedAction {
     LeftAlone,
 }
 
-impl Plan {
+impl TuningPlan {
     /// Plans; see the module's head.
     ///
     /// # Errors

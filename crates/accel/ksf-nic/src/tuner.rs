@@ -8,7 +8,7 @@ use crate::error::NicError;
 use crate::files::SystemFiles;
 use crate::interface::{Identity, InterfaceOps};
 use crate::inventory::{Inventory, Lack, lack_of};
-use crate::plan::{Plan, Wish};
+use crate::plan::{TuningPlan, Wish};
 use crate::record::{Phase, Record, RecordOrigin, RecordStore};
 use crate::setting::Setting;
 use crate::steering::ReceiveSteering;
@@ -94,8 +94,8 @@ impl<F: SystemFiles, L: InterfaceOps, S: RecordStore> Tuner<F, L, S> {
     }
 
     /// Plans. Changes nothing, and needs no rights.
-    pub fn plan(&self, iface: &str, wish: &Wish) -> Result<Plan, NicError> {
-        Plan::make(&self.look(iface)?, wish)
+    pub fn plan(&self, iface: &str, wish: &Wish) -> Result<TuningPlan, NicError> {
+        TuningPlan::make(&self.look(iface)?, wish)
     }
 
     /// Reads every setting that was applied, and tells which hold. Changes nothing, and needs no rights.

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use crate::common::{IFACE, Model, World, queue_file, wish};
 use ksf_nic::{
-    CpuSet, Finding, Group, Identity, Intent, Lack, NicError, NicReport, Plan, PlannedAction, Record, SavedSetting,
-    Setting,
+    CpuSet, Finding, Group, Identity, Intent, Lack, NicError, NicReport, PlannedAction, Record, SavedSetting, Setting,
+    TuningPlan,
 };
 use proptest::prelude::*;
 
 const FLOWS: &str = "proc/sys/net/core/rps_sock_flow_entries";
 const FLUSH: &str = "sys/class/net/eth0/gro_flush_timeout";
 
-fn plan(world: &World, intent: Intent) -> Plan {
+fn plan(world: &World, intent: Intent) -> TuningPlan {
     world.tuner().plan(IFACE, &wish(intent)).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn apply(world: &World, intent: Intent) -> NicReport {
 }
 
 /// What a plan does with the first setting of this name, and the value it wants.
-fn item(plan: &Plan, name: &str) -> (PlannedAction, String) {
+fn item(plan: &TuningPlan, name: &str) -> (PlannedAction, String) {
     let item = plan.items.iter().find(|item| item.key.name() == name).unwrap_or_else(|| panic!("no {name}"));
     (item.action, item.wanted.clone().unwrap_or_default())
 }
@@ -261,7 +261,7 @@ fn an_interrupted_apply_must_be_rolled_back_first() {
 fn the_plan_is_announced_before_anything_changes() {
     let world = World::new(Model { queues: (1, 4), ..Model::default() });
     let mut announced = None;
-    let look = |plan: &Plan| announced = Some((plan.changes().count(), world.0.borrow().log.len()));
+    let look = |plan: &TuningPlan| announced = Some((plan.changes().count(), world.0.borrow().log.len()));
     world.tuner().apply(IFACE, &wish(Intent::Throughput), false, look).unwrap();
     let (changes, before) = announced.unwrap();
     assert!(changes > 3 && before == 0, "{changes} {before}");

@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::descriptor::{self, borrow};
 use crate::process::{enter, is_on, now_ns, process, state};
-use crate::table::{self, Entry, INSTANCES, Instance, Kind, LISTENERS};
+use crate::table::{self, DescriptorKind, Entry, INSTANCES, Instance, LISTENERS};
 use crate::{adopt, holder, interrupt, listener, pin, real, wait, worker};
 
 /// One in so many calls looks at the listener first: a queue that is never empty must not starve it. It looks for calls
@@ -60,8 +60,8 @@ impl Call {
 #[inline]
 pub(crate) fn accept(call: Call) -> c_int {
     match table::kind(call.fd) {
-        Kind::Listener(slot) => of_listener(call, slot),
-        Kind::None if process().is_some() => met(call),
+        DescriptorKind::Listener(slot) => of_listener(call, slot),
+        DescriptorKind::None if process().is_some() => met(call),
         _ => call.of(call.fd),
     }
 }

@@ -13,7 +13,7 @@ use libc::epoll_event;
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::process::{enter, is_on, process};
-use crate::table::{self, Kind, LISTENERS};
+use crate::table::{self, DescriptorKind, LISTENERS};
 use crate::{holder, listener, pin, wait, worker};
 
 thread_local! {
@@ -46,7 +46,7 @@ fn look(epoll: c_int, slot: usize, fd: c_int) -> Option<usize> {
     if listener::meet(&entered, fd) != Some(slot) {
         return None;
     }
-    if let Kind::Epoll(index) = table::kind(epoll)
+    if let DescriptorKind::Epoll(index) = table::kind(epoll)
         && worker::entry(index, slot).is_some()
     {
         return None;

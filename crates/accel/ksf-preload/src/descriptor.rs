@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::table::{self, FDS_MAX, Kind};
+use crate::table::{self, DescriptorKind, FDS_MAX};
 
 /// From this number on, where the limit allows.
 const FIRST: u64 = 4096;
@@ -32,7 +32,7 @@ pub(crate) fn keep(fd: OwnedFd) -> c_int {
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, first as c_int).unwrap_or(fd).into_raw_fd();
     if let Some(inode) = INODES.get(fd as usize) {
         inode.store(inode_of(fd).unwrap_or(0), Ordering::Relaxed);
-        table::set_kind(fd, Kind::Own);
+        table::set_kind(fd, DescriptorKind::Own);
     }
     fd
 }
@@ -40,13 +40,13 @@ pub(crate) fn keep(fd: OwnedFd) -> c_int {
 /// True if the number is still what `keep` made it: sockets have an inode each, eventfds and epoll instances have one
 /// together. If not, it is marked as the program's.
 pub(crate) fn is_intact(fd: c_int) -> bool {
-    if table::kind(fd) != Kind::Own {
+    if table::kind(fd) != DescriptorKind::Own {
         return false;
     }
     let kept = INODES.get(fd as usize).map(|inode| inode.load(Ordering::Relaxed));
     let is_intact = kept.is_some() && inode_of(fd) == kept;
     if !is_intact {
-        table::set_kind(fd, Kind::None);
+        table::set_kind(fd, DescriptorKind::None);
     }
     is_intact
 }
@@ -58,7 +58,7 @@ fn inode_of(fd: c_int) -> Option<u64> {
 /// Closes one of the library's own, unless it is not that any more.
 pub(crate) fn release(fd: c_int) {
     if is_intact(fd) {
-        table::set_kind(fd, Kind::None);
+        table::set_kind(fd, DescriptorKind::None);
         // SAFETY: it is the library's own: `keep` took it, and nothing else closes it. Not as an `OwnedFd`, which would
         // end the program if another thread has closed it just now.
         unsafe { libc::syscall(libc::SYS_close, fd) };
@@ -72,7 +72,7 @@ pub(crate) fn release(fd: c_int) {
 /// -1 and `errno`, as `close_range` has it.
 pub(crate) fn close_range_around(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut from = first;
-    for (fd, _) in table::marked(first, last).filter(|(_, kind)| *kind == Kind::Own) {
+    for (fd, _) in table::marked(first, last).filter(|(_, kind)| *kind == DescriptorKind::Own) {
         let fd = fd as c_uint;
         // SAFETY: closes what the program wants closed.
         if fd > from && unsafe { crate::real::close_range(from, fd - 1, flags) } != 0 {

@@ -14,7 +14,7 @@ use crate::environment::Target;
 use crate::exec::own_environment;
 use crate::process::{Entered, enter, process};
 use crate::real::{self, Strings, ThreadMain};
-use crate::table::{self, Kind};
+use crate::table::{self, DescriptorKind};
 use crate::{accept as accepting, descriptor, exec, listener, pin, ports, wait, worker};
 
 /// Defines functions of libc.
@@ -48,10 +48,10 @@ fn beside(action: impl FnOnce(&Entered)) {
 #[inline]
 fn closing(fd: c_int) -> bool {
     match table::kind(fd) {
-        Kind::None | Kind::Own => false,
+        DescriptorKind::None | DescriptorKind::Own => false,
         kind => {
             beside(|entered| closed(entered, fd, kind));
-            matches!(kind, Kind::Listener(_))
+            matches!(kind, DescriptorKind::Listener(_))
         }
     }
 }
@@ -62,14 +62,14 @@ fn given_up() {
     beside(listener::tell_closed);
 }
 
-fn closed(entered: &Entered, fd: c_int, kind: Kind) {
+fn closed(entered: &Entered, fd: c_int, kind: DescriptorKind) {
     match kind {
-        Kind::Listener(_) => listener::forget(entered, fd),
-        Kind::Epoll(index) => worker::close_instance(entered, index),
-        Kind::Foreign => {
-            table::set_kind(fd, Kind::None);
+        DescriptorKind::Listener(_) => listener::forget(entered, fd),
+        DescriptorKind::Epoll(index) => worker::close_instance(entered, index),
+        DescriptorKind::Foreign => {
+            table::set_kind(fd, DescriptorKind::None);
         }
-        Kind::None | Kind::Own => {}
+        DescriptorKind::None | DescriptorKind::Own => {}
     }
 }
 
@@ -80,12 +80,12 @@ fn closed(entered: &Entered, fd: c_int, kind: Kind) {
 /// `duplicate` is `dup2` or `dup3` of these numbers.
 unsafe fn onto(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
     let (source, target) = (table::kind(from), table::kind(to));
-    let nothing = source == Kind::None && target == Kind::None;
+    let nothing = source == DescriptorKind::None && target == DescriptorKind::None;
     // One that fails must not have closed anything.
     if nothing || from == to || rustix::io::fcntl_getfd(descriptor::borrow(from)).is_err() || from < 0 {
         return duplicate();
     }
-    if target == Kind::Own {
+    if target == DescriptorKind::Own {
         beside(|_| descriptor::make_room(to));
     }
     let was_listener = closing(to);
@@ -99,7 +99,7 @@ unsafe fn onto(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_i
 
 #[inline]
 fn copied(from: c_int, to: c_int) {
-    if to >= 0 && matches!(table::kind(from), Kind::Listener(_)) {
+    if to >= 0 && matches!(table::kind(from), DescriptorKind::Listener(_)) {
         beside(|entered| listener::copied(entered, from, to));
     }
 }
@@ -188,7 +188,7 @@ hooks! {
     /// shutdown(2)
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         let result = real::shutdown(fd, how);
-        if result == 0 && how != libc::SHUT_WR && let Kind::Listener(slot) = table::kind(fd) {
+        if result == 0 && how != libc::SHUT_WR && let DescriptorKind::Listener(slot) = table::kind(fd) {
             beside(|entered| worker::end_shut(entered, slot));
         }
         result
@@ -196,7 +196,7 @@ hooks! {
 
     /// close(2)
     fn close(fd: c_int) -> c_int {
-        if table::kind(fd) == Kind::Own && process().is_some_and(|process| process.is_own()) {
+        if table::kind(fd) == DescriptorKind::Own && process().is_some_and(|process| process.is_own()) {
             return fail(libc::EBADF);
         }
         let was_listener = closing(fd);
@@ -263,7 +263,7 @@ hooks! {
     /// epoll_ctl(2)
     fn epoll_ctl(epoll: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         match table::kind(fd) {
-            Kind::Listener(_) => worker::control(epoll, op, fd, event),
+            DescriptorKind::Listener(_) => worker::control(epoll, op, fd, event),
             _ => real::epoll_ctl(epoll, op, fd, event),
         }
     }

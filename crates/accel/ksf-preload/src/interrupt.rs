@@ -26,13 +26,13 @@ static FD: Descriptor = Descriptor::none();
 static FD_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 /// For `ppoll()`: the mask to wait with, and a descriptor that becomes readable when a signal is held back by it.
-pub(crate) struct Held {
+pub(crate) struct MaskedSignals {
     pub(crate) mask: libc::sigset_t,
     pub(crate) fd: c_int,
 }
 
 /// None: nothing has to be held back, because all handlers are of one kind; or it cannot be.
-pub(crate) fn hold() -> Option<Held> {
+pub(crate) fn hold() -> Option<MaskedSignals> {
     if !LOOKED.load(Ordering::Acquire) {
         look();
     }
@@ -48,7 +48,7 @@ pub(crate) fn hold() -> Option<Held> {
         Signals(restarting).add_to(&mut mask);
         mask
     };
-    Some(Held { mask, fd })
+    Some(MaskedSignals { mask, fd })
 }
 
 /// After an interruption by a handler that was not held back: does the kernel go on with `accept()`?

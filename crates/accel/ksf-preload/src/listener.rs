@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, ipproto, sockopt};
 
 use crate::descriptor::borrow;
 use crate::process::Entered;
-use crate::table::{self, Kind, LISTENERS};
+use crate::table::{self, DescriptorKind, LISTENERS};
 use crate::{holder, worker};
 
 /// `SO_COOKIE`: the kernel's name of a socket, never used twice.
@@ -29,7 +29,7 @@ fn is_tcp(fd: c_int) -> bool {
 /// What a descriptor is, after looking. A listener has an entry from now on.
 pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
     let known = match table::kind(fd) {
-        Kind::Listener(slot) => Some(slot),
+        DescriptorKind::Listener(slot) => Some(slot),
         _ => None,
     };
     let found = listens(fd).then(|| cookie(fd)).flatten();
@@ -46,12 +46,12 @@ pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
         tell_closed(entered);
     }
     let Some(cookie) = found else {
-        table::set_kind(fd, Kind::Foreign);
+        table::set_kind(fd, DescriptorKind::Foreign);
         return None;
     };
     let slot = table::find_listener(cookie).or_else(|| table::new_listener(cookie));
-    let Some(slot) = slot.filter(|slot| table::set_kind(fd, Kind::Listener(*slot))) else {
-        table::set_kind(fd, Kind::Foreign);
+    let Some(slot) = slot.filter(|slot| table::set_kind(fd, DescriptorKind::Listener(*slot))) else {
+        table::set_kind(fd, DescriptorKind::Foreign);
         return None;
     };
     LISTENERS[slot].descriptors.fetch_add(1, Ordering::Relaxed);
@@ -122,8 +122,8 @@ fn backlog_of(fd: c_int) -> c_int {
 /// process listens there no more; the holder is told by [`tell_closed`], when it is done: the holder looks whether the
 /// listener is still there.
 pub(crate) fn forget(entered: &Entered, fd: c_int) {
-    let Kind::Listener(slot) = table::kind(fd) else { return };
-    table::set_kind(fd, Kind::None);
+    let DescriptorKind::Listener(slot) = table::kind(fd) else { return };
+    table::set_kind(fd, DescriptorKind::None);
     let listener = &LISTENERS[slot];
     if listener.descriptors.fetch_sub(1, Ordering::Relaxed) > 1 {
         return;
@@ -170,8 +170,8 @@ pub(crate) fn tell_closed(entered: &Entered) {
 /// A descriptor was duplicated by the program. A second number of an epoll instance is not followed: whoever waits by it
 /// gets the same events, without the notes of when.
 pub(crate) fn copied(_entered: &Entered, from: c_int, to: c_int) {
-    if let Kind::Listener(slot) = table::kind(from)
-        && table::set_kind(to, Kind::Listener(slot))
+    if let DescriptorKind::Listener(slot) = table::kind(from)
+        && table::set_kind(to, DescriptorKind::Listener(slot))
     {
         LISTENERS[slot].descriptors.fetch_add(1, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ pub(crate) const INSTANCES_MAX: usize = 256;
 
 /// What a descriptor number is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum DescriptorKind {
     /// Not looked at.
     None,
     /// Looked at: no TCP listener.
@@ -36,34 +36,34 @@ static KINDS: Marks<FDS_MAX> = Marks::new();
 
 /// What the table says of a number: a load and a compare for those that are nothing here.
 #[inline]
-pub(crate) fn kind(fd: c_int) -> Kind {
+pub(crate) fn kind(fd: c_int) -> DescriptorKind {
     of_mark(KINDS.get(fd).unwrap_or(0))
 }
 
-fn of_mark(mark: u16) -> Kind {
+fn of_mark(mark: u16) -> DescriptorKind {
     match mark {
-        0 => Kind::None,
-        1 => Kind::Foreign,
-        2 => Kind::Own,
-        kind if kind >= EPOLL => Kind::Epoll((kind - EPOLL) as usize),
-        kind => Kind::Listener((kind - LISTENER) as usize),
+        0 => DescriptorKind::None,
+        1 => DescriptorKind::Foreign,
+        2 => DescriptorKind::Own,
+        kind if kind >= EPOLL => DescriptorKind::Epoll((kind - EPOLL) as usize),
+        kind => DescriptorKind::Listener((kind - LISTENER) as usize),
     }
 }
 
 /// False where the number is too high for the table.
-pub(crate) fn set_kind(fd: c_int, kind: Kind) -> bool {
+pub(crate) fn set_kind(fd: c_int, kind: DescriptorKind) -> bool {
     let number = match kind {
-        Kind::None => 0,
-        Kind::Foreign => 1,
-        Kind::Own => 2,
-        Kind::Listener(slot) => LISTENER + slot as u16,
-        Kind::Epoll(instance) => EPOLL + instance as u16,
+        DescriptorKind::None => 0,
+        DescriptorKind::Foreign => 1,
+        DescriptorKind::Own => 2,
+        DescriptorKind::Listener(slot) => LISTENER + slot as u16,
+        DescriptorKind::Epoll(instance) => EPOLL + instance as u16,
     };
     KINDS.set(fd, number)
 }
 
 /// The marked numbers from `first` to `last`, both included.
-pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Kind)> {
+pub(crate) fn marked(first: u32, last: u32) -> impl Iterator<Item = (c_int, DescriptorKind)> {
     KINDS.marked(first, last).map(|(fd, mark)| (fd, of_mark(mark)))
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use libc::epoll_event;
 
 use crate::process::{Process, now_ns, process};
-use crate::table::{self, INSTANCES, Kind};
+use crate::table::{self, DescriptorKind, INSTANCES};
 use crate::{pin, worker};
 
 thread_local! {
@@ -46,7 +46,7 @@ pub(crate) fn arrive(process: &Process, index: usize) {
 pub(crate) unsafe fn wait(epoll: c_int, events: *mut epoll_event, wait: impl FnOnce() -> c_int) -> c_int {
     LAST.set(epoll.saturating_add(1));
     match table::kind(epoll) {
-        Kind::Epoll(index) => {
+        DescriptorKind::Epoll(index) => {
             let count = noted(index, wait);
             if count < 2 {
                 return count;

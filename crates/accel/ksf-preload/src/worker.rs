@@ -17,7 +17,9 @@ use rustix::io::Errno;
 
 use crate::descriptor::{self, borrow};
 use crate::process::{Entered, is_on, process, state, thread_id};
-use crate::table::{self, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, Kind, LISTENERS};
+use crate::table::{
+    self, DescriptorKind, ENTRY_ARMED, ENTRY_JOINED, ENTRY_NONE, Entry, INSTANCES, Instance, LISTENERS,
+};
 use crate::{holder, interrupt, listener, pin, real};
 
 /// The worker's place in shared memory. None: it has none, or it is another's by now.
@@ -232,8 +234,8 @@ pub(crate) unsafe fn control(epoll: c_int, op: c_int, fd: c_int, event: *mut epo
 /// False where the call changes nothing here, whatever the number stands for by now: the instance has no queue for the
 /// listener, and gets none. One that is added while the holder is off is met by `accept()` ([`crate::adopt`]).
 fn is_queue_concerned(epoll: c_int, op: c_int, fd: c_int) -> bool {
-    let Kind::Listener(slot) = table::kind(fd) else { return true };
-    let has_queue = matches!(table::kind(epoll), Kind::Epoll(index) if entry(index, slot).is_some());
+    let DescriptorKind::Listener(slot) = table::kind(fd) else { return true };
+    let has_queue = matches!(table::kind(epoll), DescriptorKind::Epoll(index) if entry(index, slot).is_some());
     match op {
         libc::EPOLL_CTL_ADD => has_queue || is_on(),
         libc::EPOLL_CTL_DEL => has_queue,
@@ -243,7 +245,7 @@ fn is_queue_concerned(epoll: c_int, op: c_int, fd: c_int) -> bool {
 
 /// The instance that watches this listener by this number.
 fn watching(epoll: c_int, fd: c_int, slot: usize) -> Option<(&'static Instance, &'static Entry)> {
-    let Kind::Epoll(index) = table::kind(epoll) else { return None };
+    let DescriptorKind::Epoll(index) = table::kind(epoll) else { return None };
     let (instance, entry) = (&INSTANCES[index], &INSTANCES[index].entries[slot]);
     (entry.listener.load() == Some(fd)).then_some((instance, entry))
 }
@@ -294,12 +296,12 @@ fn begin(entered: &Entered, epoll: c_int, fd: c_int, slot: usize, asked: epoll_e
     LISTENERS[slot].mode.store(1, Ordering::Relaxed);
     let index = match table::kind(epoll) {
         // The parent's, which lives: what it watches is not for the child to change.
-        Kind::Epoll(index) if !entered.process.owns(index) && !is_lost(&INSTANCES[index]) => return None,
-        Kind::Epoll(index) => index,
+        DescriptorKind::Epoll(index) if !entered.process.owns(index) && !is_lost(&INSTANCES[index]) => return None,
+        DescriptorKind::Epoll(index) => index,
         _ => {
             let index = table::new_instance(Some(epoll))?;
             entered.process.set_owned(index, true);
-            if !table::set_kind(epoll, Kind::Epoll(index)) {
+            if !table::set_kind(epoll, DescriptorKind::Epoll(index)) {
                 INSTANCES[index].used.store(0, Ordering::Release);
                 return None;
             }
@@ -514,7 +516,7 @@ pub(crate) fn close_instance(entered: &Entered, index: usize) {
     }
     pin::leave(entered.process, index);
     if let Some(epoll) = instance.epoll.take() {
-        table::set_kind(epoll, Kind::None);
+        table::set_kind(epoll, DescriptorKind::None);
     }
     instance.worker.store(0, Ordering::Release);
     entered.process.set_owned(index, false);

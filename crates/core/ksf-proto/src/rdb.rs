@@ -19,7 +19,7 @@ use crate::resp::format_double;
 
 /// What a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum KeyType {
     /// A string, which is one string.
     String,
     /// A list: its elements.
@@ -32,7 +32,7 @@ pub enum Kind {
     Hash,
 }
 
-impl Kind {
+impl KeyType {
     fn has_pairs(self) -> bool {
         matches!(self, Self::SortedSet | Self::Hash)
     }
@@ -50,11 +50,11 @@ pub enum Part {
         /// The key.
         key: Vec<u8>,
         /// What it is.
-        kind: Kind,
+        kind: KeyType,
         /// When it ends: milliseconds since 1970.
         expires_ms: Option<u64>,
     },
-    /// Strings of the key, as [`Kind`] says; pairs come whole.
+    /// Strings of the key, as [`KeyType`] says; pairs come whole.
     Strings(Strings),
     /// The key is whole.
     KeyEnd,
@@ -64,10 +64,10 @@ pub enum Part {
 
 /// Strings of a key, as they came: packed or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strings(Held);
+pub struct Strings(EncodedStrings);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Held {
+enum EncodedStrings {
     One(Vec<u8>),
     Two(Vec<u8>, Vec<u8>),
     Listpack(Vec<u8>),
@@ -78,16 +78,16 @@ impl Strings {
     /// Hands out each of them, in order.
     pub fn each(&self, mut take: impl FnMut(&[u8])) {
         match &self.0 {
-            Held::One(string) => take(string),
-            Held::Two(one, other) => {
+            EncodedStrings::One(string) => take(string),
+            EncodedStrings::Two(one, other) => {
                 take(one);
                 take(other);
             }
             // They were looked at when they were read: none ends early.
-            Held::Listpack(bytes) => {
+            EncodedStrings::Listpack(bytes) => {
                 let _ = packed::listpack(bytes, |entry| take(&entry.text()));
             }
-            Held::Intset(bytes) => {
+            EncodedStrings::Intset(bytes) => {
                 let _ = packed::intset(bytes, |number| take(number.to_string().as_bytes()));
             }
         }
@@ -166,11 +166,11 @@ enum Encoding {
     /// One string.
     String,
     /// So many strings, or pairs of them.
-    Plain(Kind),
+    Plain(KeyType),
     /// So many members, each with a score of eight bytes.
     Scored,
     /// One string that is a listpack.
-    Listpack(Kind),
+    Listpack(KeyType),
     /// One string that is an intset.
     Intset,
     /// So many nodes: an element, or a listpack of them.
@@ -183,15 +183,15 @@ impl Encoding {
         const OLD: &str = "in an encoding that Redis 7.0 reads and no longer writes (have it write the file anew)";
         Some(match number {
             0 => Ok(Self::String),
-            1 => Ok(Self::Plain(Kind::List)),
-            2 => Ok(Self::Plain(Kind::Set)),
-            4 => Ok(Self::Plain(Kind::Hash)),
+            1 => Ok(Self::Plain(KeyType::List)),
+            2 => Ok(Self::Plain(KeyType::Set)),
+            4 => Ok(Self::Plain(KeyType::Hash)),
             5 => Ok(Self::Scored),
             11 => Ok(Self::Intset),
-            16 => Ok(Self::Listpack(Kind::Hash)),
-            17 => Ok(Self::Listpack(Kind::SortedSet)),
+            16 => Ok(Self::Listpack(KeyType::Hash)),
+            17 => Ok(Self::Listpack(KeyType::SortedSet)),
             18 => Ok(Self::Quicklist),
-            20 => Ok(Self::Listpack(Kind::Set)),
+            20 => Ok(Self::Listpack(KeyType::Set)),
             3 | 9 | 10 | 12 | 13 | 14 => Err(OLD),
             6 | 7 => Err("a value of a module"),
             15 | 19 | 21 => Err("a stream"),
@@ -200,13 +200,13 @@ impl Encoding {
         })
     }
 
-    fn kind(self) -> Kind {
+    fn kind(self) -> KeyType {
         match self {
-            Self::String => Kind::String,
+            Self::String => KeyType::String,
             Self::Plain(kind) | Self::Listpack(kind) => kind,
-            Self::Scored => Kind::SortedSet,
-            Self::Intset => Kind::Set,
-            Self::Quicklist => Kind::List,
+            Self::Scored => KeyType::SortedSet,
+            Self::Intset => KeyType::Set,
+            Self::Quicklist => KeyType::List,
         }
     }
 
@@ -364,38 +364,38 @@ fn strings(cursor: &mut Cursor<'_>, encoding: Encoding) -> Result<Strings, Stop>
     Ok(Strings(match encoding {
         Encoding::Plain(kind) if kind.has_pairs() => {
             let one = cursor.string()?.into_owned();
-            Held::Two(one, cursor.string()?.into_owned())
+            EncodedStrings::Two(one, cursor.string()?.into_owned())
         }
-        Encoding::String | Encoding::Plain(_) => Held::One(cursor.string()?.into_owned()),
+        Encoding::String | Encoding::Plain(_) => EncodedStrings::One(cursor.string()?.into_owned()),
         Encoding::Scored => {
             let member = cursor.string()?.into_owned();
             let score = f64::from_le_bytes(*cursor.array()?);
             if score.is_nan() {
                 return Err(BadRdb::Content("a score").into());
             }
-            Held::Two(member, format_double(score).into_bytes())
+            EncodedStrings::Two(member, format_double(score).into_bytes())
         }
-        Encoding::Listpack(kind) => Held::Listpack(listpack(cursor, kind)?),
+        Encoding::Listpack(kind) => EncodedStrings::Listpack(listpack(cursor, kind)?),
         Encoding::Intset => {
             let bytes = cursor.string()?.into_owned();
             packed::intset(&bytes, |_| {}).ok_or(BadRdb::Content("an intset"))?;
-            Held::Intset(bytes)
+            EncodedStrings::Intset(bytes)
         }
         Encoding::Quicklist => match cursor.count()? {
-            1 => Held::One(cursor.string()?.into_owned()),
-            2 => Held::Listpack(listpack(cursor, Kind::List)?),
+            1 => EncodedStrings::One(cursor.string()?.into_owned()),
+            2 => EncodedStrings::Listpack(listpack(cursor, KeyType::List)?),
             _ => return Err(BadRdb::Content("a node of a list").into()),
         },
     }))
 }
 
 /// A string that is a listpack for a key of this kind.
-fn listpack(cursor: &mut Cursor<'_>, kind: Kind) -> Result<Vec<u8>, Stop> {
+fn listpack(cursor: &mut Cursor<'_>, kind: KeyType) -> Result<Vec<u8>, Stop> {
     let bytes = cursor.string()?.into_owned();
     let (mut count, mut scores_are_right) = (0_u64, true);
     let walked = packed::listpack(&bytes, |entry| {
         count += 1;
-        scores_are_right &= kind != Kind::SortedSet || count % 2 == 1 || entry.is_score();
+        scores_are_right &= kind != KeyType::SortedSet || count % 2 == 1 || entry.is_score();
     });
     if walked.is_none() || kind.has_pairs() && count % 2 == 1 {
         return Err(BadRdb::Content("a listpack").into());

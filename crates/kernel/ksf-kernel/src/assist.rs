@@ -9,7 +9,7 @@ use ksf::assist::{Assist, AssistConn};
 
 use crate::abi::ConnState;
 use crate::conns::{NEVER, TRIAL_FIRST};
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::tcp;
 
 /// Messages that tell a mean length.
@@ -18,11 +18,11 @@ const TYPICAL_MESSAGES: u64 = 16;
 /// A kernel half as the engines see it. Clones and connections share the loaded service.
 #[derive(Clone, Debug)]
 pub struct KernelAssist {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
 }
 
 impl KernelAssist {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<ServiceState>) -> Self {
         Self { shared }
     }
 
@@ -79,7 +79,7 @@ impl Assist for KernelAssist {
 /// a count, because most connections of a server are idle and this is a part of their price.
 #[derive(Debug)]
 struct KernelConn {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     index: u32,
     cookie: u64,
     /// Reply bytes of the program that TCP was last seen to have taken.

@@ -60,12 +60,12 @@ pub struct Counter {
 /// A loaded service. Clones share it; the kernel lets go of it when the last one, and everything made from it, is gone.
 #[derive(Clone, Debug)]
 pub struct KernelService {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
 }
 
 /// What the connections of a service share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ServiceState {
     pub(crate) loaded: Loaded,
     pub(crate) conns: ConnTable,
     pub(crate) rings: Vec<WakeRing>,
@@ -126,7 +126,7 @@ impl KernelService {
         let callers = CallerPool::new(&maps.calls, loaded.call.as_fd(), options.callers_max)
             .map_err(|error| KernelError::system("mapping the call areas", error))?;
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(ServiceState {
                 conns,
                 rings,
                 ports: Ports::default(),
@@ -223,7 +223,7 @@ impl KernelService {
     }
 }
 
-impl Shared {
+impl ServiceState {
     pub(crate) fn counters(&self) -> Vec<Counter> {
         let kernel = COUNTERS.iter().enumerate().map(|(index, &(name, help))| {
             // A read fails only for an index the map does not have.

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::KernelError;
 use crate::abi::Port;
-use crate::service::Shared;
-use crate::xdp::Place;
+use crate::service::ServiceState;
+use crate::xdp::XdpAttachment;
 
 /// Where in the receive path the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +33,12 @@ impl fmt::Display for XdpMode {
 /// XDP on one interface. Dropping it, or the end of the process, detaches.
 #[derive(Debug)]
 pub struct XdpLink {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     interface: String,
     mode: XdpMode,
     ports: Vec<Port>,
     // Given up after the ports.
-    _place: Place,
+    _place: XdpAttachment,
 }
 
 /// How many links serve each port: two interfaces may serve the same address.
@@ -48,10 +48,14 @@ pub(crate) struct Ports {
 }
 
 impl XdpLink {
-    pub(crate) fn attach(shared: Arc<Shared>, interface: &str, addresses: &[SocketAddr]) -> Result<Self, KernelError> {
+    pub(crate) fn attach(
+        shared: Arc<ServiceState>,
+        interface: &str,
+        addresses: &[SocketAddr],
+    ) -> Result<Self, KernelError> {
         let index = interface_index(interface)?;
         let ports = expand(addresses).map_err(|error| KernelError::system("listing local addresses", error))?;
-        let place = Place::take(&shared, interface, index)?;
+        let place = XdpAttachment::take(&shared, interface, index)?;
         // From here on dropping it undoes all.
         let mode = place.mode;
         let mut link = Self { shared, interface: interface.to_owned(), mode, ports: Vec::new(), _place: place };
@@ -81,7 +85,7 @@ impl Drop for XdpLink {
     }
 }
 
-impl Shared {
+impl ServiceState {
     fn add_port(&self, port: &Port) -> io::Result<()> {
         let mut users = self.ports.users.lock().expect("no panic while it is held");
         *users.entry(*port).or_default() += 1;

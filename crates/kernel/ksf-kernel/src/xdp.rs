@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::{KernelError, XdpMode, sys};
 
 /// `KSF_INTERFACES_MAX`
@@ -29,21 +29,21 @@ struct Row {
 }
 
 struct Member {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     /// Places that this service has taken: it runs once, however many links it has.
     places: u32,
 }
 
-/// A service's place on an interface.
+/// A service, attached to an interface.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct XdpAttachment {
     interface: Interface,
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     pub(crate) mode: XdpMode,
 }
 
-impl Place {
-    pub(crate) fn take(shared: &Arc<Shared>, name: &str, index: u32) -> Result<Self, KernelError> {
+impl XdpAttachment {
+    pub(crate) fn take(shared: &Arc<ServiceState>, name: &str, index: u32) -> Result<Self, KernelError> {
         let interface = (namespace().map_err(|error| KernelError::system("looking at the namespace", error))?, index);
         let mut rows = rows();
         let rows = rows.get_or_insert_default();
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for XdpAttachment {
     fn drop(&mut self) {
         let mut rows = rows();
         let rows = rows.get_or_insert_default();
@@ -77,7 +77,7 @@ impl Drop for Place {
 }
 
 impl Row {
-    fn attach(shared: &Arc<Shared>, name: &str, index: u32) -> Result<Self, KernelError> {
+    fn attach(shared: &Arc<ServiceState>, name: &str, index: u32) -> Result<Self, KernelError> {
         let program = shared.loaded.xdp.as_fd();
         // Native first: lo and some drivers say EOPNOTSUPP, and drivers that need other settings (LRO, MTU) EINVAL.
         let (link, mode) = match sys::attach_xdp(program, index, sys::XDP_NATIVE) {
@@ -92,7 +92,7 @@ impl Row {
         Ok(Self { link, mode, members: vec![Member { shared: Arc::clone(shared), places: 1 }] })
     }
 
-    fn join(&mut self, shared: &Arc<Shared>, index: u32) -> Result<(), KernelError> {
+    fn join(&mut self, shared: &Arc<ServiceState>, index: u32) -> Result<(), KernelError> {
         if let Some(member) = self.members.iter_mut().find(|member| Arc::ptr_eq(&member.shared, shared)) {
             member.places += 1;
             return Ok(());
@@ -108,7 +108,7 @@ impl Row {
         Ok(())
     }
 
-    fn leave(&mut self, shared: &Arc<Shared>, index: u32) {
+    fn leave(&mut self, shared: &Arc<ServiceState>, index: u32) {
         let Some(at) = self.members.iter().position(|member| Arc::ptr_eq(&member.shared, shared)) else { return };
         self.members[at].places -= 1;
         if self.members[at].places > 0 {
@@ -125,7 +125,7 @@ impl Row {
     }
 }
 
-fn set_next(service: &Shared, index: u32, next: Option<&Arc<Shared>>) -> io::Result<()> {
+fn set_next(service: &ServiceState, index: u32, next: Option<&Arc<ServiceState>>) -> io::Result<()> {
     let map = &service.loaded.maps.xdp_next;
     match next {
         Some(next) => map.update(&index.to_ne_bytes(), &next.loaded.xdp.as_raw_fd().to_ne_bytes()),

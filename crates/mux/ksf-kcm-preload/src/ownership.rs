@@ -147,7 +147,7 @@ fn open_descriptors() -> Vec<RawFd> {
 
 /// Every lock of this library's own is held over fork, so that none is held in the child by a thread that it has not. No
 /// handler runs meanwhile.
-struct Held {
+struct ForkGuard {
     locks: Locks,
     _blocked: Blocked,
 }
@@ -164,7 +164,7 @@ struct Locks {
 
 thread_local! {
     // libc would allocate for what is dropped at the end of the thread.
-    static HELD: RefCell<ManuallyDrop<Option<Held>>> = const { RefCell::new(ManuallyDrop::new(None)) };
+    static HELD: RefCell<ManuallyDrop<Option<ForkGuard>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 // No thread waits for one of these locks while it holds another, so their order does not matter.
@@ -179,11 +179,11 @@ extern "C" fn before_fork() {
         _programs: program::locked(),
         _attached: ksf_mux::AttachedLocked::new(),
     };
-    let held = Held { locks, _blocked: blocked };
+    let held = ForkGuard { locks, _blocked: blocked };
     let _ = HELD.try_with(|place| **place.borrow_mut() = Some(held));
 }
 
-fn take_held() -> Option<Held> {
+fn take_held() -> Option<ForkGuard> {
     HELD.try_with(|place| place.borrow_mut().take()).ok().flatten()
 }
 
@@ -195,7 +195,7 @@ extern "C" fn in_parent() {
 /// would send, and would take connections out of the parent's epoll sets.
 extern "C" fn in_child() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
-    let Some(Held { mut locks, _blocked }) = take_held() else { return };
+    let Some(ForkGuard { mut locks, _blocked }) = take_held() else { return };
     for copy in std::mem::take(&mut *locks.copies).into_values() {
         // SAFETY: only looked at; a number that is not open gives an error.
         let fd = unsafe { BorrowedFd::borrow_raw(copy.fd) };

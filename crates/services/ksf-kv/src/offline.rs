@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ksf_proto::resp;
 use ksf_store::away::Wanted;
 use ksf_store::cells::{Shape, score_of};
-use ksf_store::format::{Kind, Lsn, Record};
+use ksf_store::format::{Lsn, Record, RecordKind};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
 use ksf_store::store::Store;
 
@@ -250,7 +250,7 @@ type NewestCells = BTreeMap<(bool, Vec<u8>), Newest>;
 #[derive(Default)]
 struct Newest {
     version: u64,
-    kind: Option<Kind>,
+    kind: Option<RecordKind>,
     value: Vec<u8>,
     expires_ms: Option<u64>,
 }
@@ -268,15 +268,15 @@ impl Newest {
         let (mut shape, mut expires_ms, mut found) = (None, None, Vec::new());
         for ((_, subkey), cell) in cells.into_iter().filter(|(_, cell)| cell.version > self.version) {
             let of = match cell.kind {
-                Some(Kind::Field) => Shape::Hash,
-                Some(Kind::Member) => Shape::Set,
-                Some(Kind::Element) => Shape::List,
-                Some(Kind::Scored) => Shape::SortedSet,
-                Some(Kind::Expire) => {
+                Some(RecordKind::Field) => Shape::Hash,
+                Some(RecordKind::Member) => Shape::Set,
+                Some(RecordKind::Element) => Shape::List,
+                Some(RecordKind::Scored) => Shape::SortedSet,
+                Some(RecordKind::Expire) => {
                     expires_ms = cell.expires_ms;
                     continue;
                 }
-                Some(Kind::Remove | Kind::String | Kind::Drop | Kind::Flush) | None => continue,
+                Some(RecordKind::Remove | RecordKind::String | RecordKind::Drop | RecordKind::Flush) | None => continue,
             };
             // Where a record that took the key away is damaged, there may be cells of two shapes.
             if *shape.get_or_insert(of) == of {
@@ -285,7 +285,7 @@ impl Newest {
         }
         match (shape, self.kind) {
             (Some(shape), _) => Some((Written::Cells(shape, found), expires_ms)),
-            (None, Some(Kind::String)) => Some((Written::String(self.value), self.expires_ms)),
+            (None, Some(RecordKind::String)) => Some((Written::String(self.value), self.expires_ms)),
             (None, _) => None,
         }
     }
@@ -303,14 +303,14 @@ pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, 
     let (mut salvaged, mut flushed) = (Vec::new(), 0);
     for (log, medium) in (0..).zip(&media) {
         salvaged.push(salvage_log(log, geometry, medium, |record| {
-            if record.kind == Kind::Flush {
+            if record.kind == RecordKind::Flush {
                 flushed = record.version.max(flushed);
                 return;
             }
             let (base, cells) = newest.entry(record.key.to_vec()).or_default();
             match record.kind {
-                Kind::String | Kind::Drop => base.see(&record),
-                kind => cells.entry((kind == Kind::Expire, record.subkey.to_vec())).or_default().see(&record),
+                RecordKind::String | RecordKind::Drop => base.see(&record),
+                kind => cells.entry((kind == RecordKind::Expire, record.subkey.to_vec())).or_default().see(&record),
             }
         }));
     }

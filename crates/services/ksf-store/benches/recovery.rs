@@ -9,7 +9,7 @@
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use ksf_store::format::{Kind, Lsn, Record};
+use ksf_store::format::{Lsn, Record, RecordKind};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, Places, cut_by_links};
 use ksf_store::store::{Opening, Store};
@@ -123,7 +123,7 @@ fn written(case: &Case, geometry: Geometry) -> Medium {
         let number = random.below(case.keys);
         let key =
             if case.has_long_keys { format!("k:{number:018x}").into_bytes() } else { number.to_be_bytes().to_vec() };
-        let (kind, subkey) = (Kind::String, &[][..]);
+        let (kind, subkey) = (RecordKind::String, &[][..]);
         let record = Record { kind, version, expires_ms: None, received_ns: None, key: &key, subkey, value: &value };
         log.append(&[record], [], |_, _| {}).expect("there is room");
         if version.is_multiple_of(case.batch) || version == case.records {

@@ -35,11 +35,11 @@ pub(crate) struct Away {
 #[derive(Debug)]
 pub(crate) struct Readable {
     geometry: Option<Geometry>,
-    logs: Box<[Mutex<BTreeMap<u64, Place>>]>,
+    logs: Box<[Mutex<BTreeMap<u64, ReadableSegment>>]>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct ReadableSegment {
     place: u32,
     readers: u32,
 }
@@ -58,7 +58,7 @@ impl Readable {
     pub(crate) fn add<'s>(&self, log: u16, segments: impl IntoIterator<Item = (&'s u64, &'s Segment)>) {
         let mut places = lock(&self.logs[usize::from(log)]);
         for (number, segment) in segments {
-            places.insert(*number, Place { place: segment.place, readers: 0 });
+            places.insert(*number, ReadableSegment { place: segment.place, readers: 0 });
         }
     }
 

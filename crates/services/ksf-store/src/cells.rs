@@ -13,7 +13,7 @@
 
 use smallvec::SmallVec;
 
-use crate::format::{Kind, Lsn, Record};
+use crate::format::{Lsn, Record, RecordKind};
 use crate::index::leaf::{ENTRY_BYTES, Entry, OLDER_MAX, Origin, Value};
 use crate::index::{Index, Locked};
 use crate::store::Store;
@@ -36,23 +36,23 @@ pub enum Shape {
 
 impl Shape {
     /// The kind of the records of its cells.
-    pub(crate) fn kind(self) -> Kind {
+    pub(crate) fn kind(self) -> RecordKind {
         match self {
-            Self::String => Kind::String,
-            Self::Hash => Kind::Field,
-            Self::Set => Kind::Member,
-            Self::List => Kind::Element,
-            Self::SortedSet => Kind::Scored,
+            Self::String => RecordKind::String,
+            Self::Hash => RecordKind::Field,
+            Self::Set => RecordKind::Member,
+            Self::List => RecordKind::Element,
+            Self::SortedSet => RecordKind::Scored,
         }
     }
 
-    fn of(kind: Kind) -> Option<Self> {
+    fn of(kind: RecordKind) -> Option<Self> {
         match kind {
-            Kind::Field => Some(Self::Hash),
-            Kind::Member => Some(Self::Set),
-            Kind::Element => Some(Self::List),
-            Kind::Scored => Some(Self::SortedSet),
-            Kind::String | Kind::Drop | Kind::Remove | Kind::Expire | Kind::Flush => None,
+            RecordKind::Field => Some(Self::Hash),
+            RecordKind::Member => Some(Self::Set),
+            RecordKind::Element => Some(Self::List),
+            RecordKind::Scored => Some(Self::SortedSet),
+            RecordKind::String | RecordKind::Drop | RecordKind::Remove | RecordKind::Expire | RecordKind::Flush => None,
         }
     }
 }
@@ -122,13 +122,13 @@ pub(crate) fn cell_key(key: &[u8], part: Part, subkey: &[u8]) -> Vec<u8> {
 
 /// The key in the index of cells that a record is about.
 pub(crate) fn cell_key_of(record: &Record<'_>) -> Vec<u8> {
-    let part = if record.kind == Kind::Expire { Part::End } else { Part::Cell };
+    let part = if record.kind == RecordKind::Expire { Part::End } else { Part::Cell };
     cell_key(record.key, part, record.subkey)
 }
 
 /// True for a record of a key as a whole.
-pub(crate) fn is_base(kind: Kind) -> bool {
-    matches!(kind, Kind::String | Kind::Drop)
+pub(crate) fn is_base(kind: RecordKind) -> bool {
+    matches!(kind, RecordKind::String | RecordKind::Drop)
 }
 
 /// What is known of a key that has cells.
@@ -309,8 +309,8 @@ impl Store {
                 return;
             }
             let is_live = match record.kind {
-                Kind::Remove => false,
-                Kind::Expire => record.expires_ms.is_some(),
+                RecordKind::Remove => false,
+                RecordKind::Expire => record.expires_ms.is_some(),
                 _ => true,
             };
             let was_live = before.is_some_and(|before| before.value != Value::Gone);
@@ -330,7 +330,7 @@ impl Store {
             if let Some(shape) = Shape::of(record.kind) {
                 head.shape = shape;
             }
-            if record.kind == Kind::Expire {
+            if record.kind == RecordKind::Expire {
                 expires_ms = record.expires_ms;
                 return;
             }
@@ -390,7 +390,7 @@ impl Store {
 
     /// Marks tombstones of cells that were just written as dead if nothing older is left: the same command had written that.
     pub(crate) fn settle_cells(&self, records: &[Record<'_>]) {
-        let tombstones = records.iter().filter(|record| matches!(record.kind, Kind::Remove | Kind::Expire));
+        let tombstones = records.iter().filter(|record| matches!(record.kind, RecordKind::Remove | RecordKind::Expire));
         self.cells().with_each(tombstones.map(|record| (cell_key_of(record), ())), |cells, name, ()| {
             let settled = cells.get(name).filter(Entry::is_settled);
             settled.iter().for_each(|cell| self.outdate_at(cell.origin, cell_bytes(cell)));
@@ -419,7 +419,7 @@ type Places = SmallVec<[(Vec<u8>, bool); 2]>;
 
 /// Adds the changes of a sorted set's order by a record; `before`: the score of its member until now.
 fn moved_place(record: &Record<'_>, before: Option<f64>, places: &mut Places) {
-    let after = (record.kind == Kind::Scored).then(|| score_order(score_of(record.value)));
+    let after = (record.kind == RecordKind::Scored).then(|| score_order(score_of(record.value)));
     let before = before.map(score_order);
     if before != after {
         let place = |order: [u8; 8]| cell_key(record.key, Part::Order, &[&order[..], record.subkey].concat());

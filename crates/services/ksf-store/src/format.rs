@@ -111,7 +111,7 @@ pub struct Link {
 /// What a record does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RecordKind {
     /// The key is a string with this value; whatever it was before is gone.
     String = 1,
     /// The key, with all that belongs to it, is gone.
@@ -132,18 +132,18 @@ pub enum Kind {
     Flush = 9,
 }
 
-impl Kind {
+impl RecordKind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Kind; 9] = [
-            Kind::String,
-            Kind::Drop,
-            Kind::Field,
-            Kind::Member,
-            Kind::Element,
-            Kind::Scored,
-            Kind::Remove,
-            Kind::Expire,
-            Kind::Flush,
+        const ALL: [RecordKind; 9] = [
+            RecordKind::String,
+            RecordKind::Drop,
+            RecordKind::Field,
+            RecordKind::Member,
+            RecordKind::Element,
+            RecordKind::Scored,
+            RecordKind::Remove,
+            RecordKind::Expire,
+            RecordKind::Flush,
         ];
         // In the order of their numbers, from 1.
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
@@ -154,7 +154,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     /// What it does.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// The order of the writes to one key, over all logs: the largest counts.
     pub version: u64,
     /// When the key ends: milliseconds since 1970.
@@ -163,9 +163,9 @@ pub struct Record<'a> {
     pub received_ns: Option<u64>,
     /// The key.
     pub key: &'a [u8],
-    /// The part of the key that is meant, as [`Kind`] says; empty otherwise.
+    /// The part of the key that is meant, as [`RecordKind`] says; empty otherwise.
     pub subkey: &'a [u8],
-    /// The value; empty where [`Kind`] names none.
+    /// The value; empty where [`RecordKind`] names none.
     pub value: &'a [u8],
 }
 
@@ -415,7 +415,7 @@ impl<'a> Record<'a> {
         let expires_ms = has_expiry.then(|| u64_at(bytes, RECORD_BYTES));
         let received_ns = has_received.then(|| u64_at(bytes, key_at - 8));
         Ok(Self {
-            kind: Kind::from_byte(head[24]).ok_or(Malformed::Content)?,
+            kind: RecordKind::from_byte(head[24]).ok_or(Malformed::Content)?,
             version: u64_at(head, 8),
             expires_ms,
             received_ns,

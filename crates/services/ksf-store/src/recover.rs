@@ -17,7 +17,9 @@ mod read;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use crate::format::{Batch, BatchBuilder, BatchHeader, Kind, Link, Lsn, Malformed, Record, SegmentHeader, Standing};
+use crate::format::{
+    Batch, BatchBuilder, BatchHeader, Link, Lsn, Malformed, Record, RecordKind, SegmentHeader, Standing,
+};
 use crate::index::leaf::PACKED_BYTES_MAX;
 use crate::log::{Geometry, Log, Segment};
 
@@ -119,7 +121,7 @@ pub enum RecoverError {
 pub struct Found {
     log: u16,
     geometry: Geometry,
-    segments: BTreeMap<u64, Place>,
+    segments: BTreeMap<u64, FoundSegment>,
     /// Places without a segment.
     unused: Vec<u32>,
     /// Each batch of the chain, in order.
@@ -165,7 +167,7 @@ impl Newest {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct FoundSegment {
     place: u32,
     epoch: u32,
     live: Option<Vec<u64>>,
@@ -208,12 +210,17 @@ impl Content {
         (self.record_bytes, self.longest_bytes) = (self.record_bytes + bytes, self.longest_bytes.max(bytes));
         self.version = self.version.max(record.version);
         match record.kind {
-            Kind::Flush => self.flushed = self.flushed.max(record.version),
-            Kind::String | Kind::Drop => {
+            RecordKind::Flush => self.flushed = self.flushed.max(record.version),
+            RecordKind::String | RecordKind::Drop => {
                 let value_bytes = record.value.len();
                 self.apart_bytes += if value_bytes > PACKED_BYTES_MAX { value_bytes as u64 } else { 0 };
             }
-            Kind::Field | Kind::Member | Kind::Element | Kind::Scored | Kind::Remove | Kind::Expire => self.cells += 1,
+            RecordKind::Field
+            | RecordKind::Member
+            | RecordKind::Element
+            | RecordKind::Scored
+            | RecordKind::Remove
+            | RecordKind::Expire => self.cells += 1,
         }
     }
 

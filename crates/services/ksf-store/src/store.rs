@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use crate::away::{Away, Missing, Readable, Values, Wanted};
 use crate::backup::Backups;
 use crate::cells::{self, Head, Shape};
-use crate::format::{Kind, Lsn, Record};
+use crate::format::{Lsn, Record, RecordKind};
 use crate::index::leaf::{Entry, LetGo, Origin, Value};
 use crate::index::{Cleared, Index, Position, Round, bytes_of_leaf};
 use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
@@ -193,7 +193,7 @@ pub struct Got<'a> {
     /// Type of its value.
     pub shape: Shape,
     /// The value of a string.
-    pub(crate) held: Held<'a>,
+    pub(crate) held: StringValue<'a>,
     /// Number of elements; 1 for a string.
     pub count: u64,
     /// The place of the first element of a list.
@@ -206,7 +206,7 @@ pub struct Got<'a> {
 
 /// The value of a string, or where it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Held<'a> {
+pub(crate) enum StringValue<'a> {
     Here(&'a [u8]),
     Away(Away, Option<&'a Missing<'a>>),
 }
@@ -216,8 +216,8 @@ impl<'a> Got<'a> {
     /// read, and its changes are discarded.
     pub fn value(&self) -> &'a [u8] {
         match self.held {
-            Held::Here(value) => value,
-            Held::Away(away, missing) => {
+            StringValue::Here(value) => value,
+            StringValue::Away(away, missing) => {
                 missing.iter().for_each(|missing| missing.note(away));
                 &[]
             }
@@ -227,8 +227,8 @@ impl<'a> Got<'a> {
     /// Bytes of the value of a string, wherever it is.
     pub fn value_bytes(&self) -> usize {
         match self.held {
-            Held::Here(value) => value.len(),
-            Held::Away(away, _) => away.value_bytes as usize,
+            StringValue::Here(value) => value.len(),
+            StringValue::Away(away, _) => away.value_bytes as usize,
         }
     }
 }
@@ -321,8 +321,8 @@ impl Store {
     /// Returns the place of a value from [`scan`](Self::scan) that is on the disk only.
     pub fn locate(&self, got: &Got<'_>) -> Option<Wanted> {
         match got.held {
-            Held::Here(_) => None,
-            Held::Away(away, _) => Some(self.readable.want(away, self.promised(away.origin.log))),
+            StringValue::Here(_) => None,
+            StringValue::Away(away, _) => Some(self.readable.want(away, self.promised(away.origin.log))),
         }
     }
 
@@ -539,17 +539,17 @@ pub(crate) fn got<'a>(entry: &Entry<'a>, now_ms: u64, sources: Sources<'a>) -> O
     let version = entry.origin.version;
     let string = |held| Some(Got { shape: Shape::String, held, count: 1, first: 0, version, expires_ms });
     match entry.value {
-        Value::Here(value) => string(Held::Here(value)),
+        Value::Here(value) => string(StringValue::Here(value)),
         Value::OnMedium(value_bytes) => match sources.values.and_then(|values| values.get(version)) {
-            Some(value) => string(Held::Here(value)),
+            Some(value) => string(StringValue::Here(value)),
             None => {
                 let away = Away { origin: entry.origin, value_bytes, record_bytes: record_bytes(entry) };
-                string(Held::Away(away, sources.missing))
+                string(StringValue::Away(away, sources.missing))
             }
         },
         Value::Cells(head) => {
             let Head { shape, count, first, version, .. } = Head::decode(head);
-            (count > 0).then_some(Got { shape, held: Held::Here(&[]), count, first, version, expires_ms })
+            (count > 0).then_some(Got { shape, held: StringValue::Here(&[]), count, first, version, expires_ms })
         }
         Value::Gone => None,
     }
@@ -685,7 +685,7 @@ impl Shard {
         let append = || {
             let version = store.next_version.fetch_add(1, Ordering::Relaxed);
             let received_ns = clock.received_ns;
-            let (kind, expires_ms) = (Kind::Flush, None);
+            let (kind, expires_ms) = (RecordKind::Flush, None);
             let record = Record { kind, version, expires_ms, received_ns, key: &[], subkey: &[], value: &[] };
             let mut lsn = Lsn::default();
             log.append_for(Purpose::Cleaning, &[record], [], |_, at| lsn = at)?;

@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 
 use crate::away::{Missing, Values, Wanted};
 use crate::cells::{self, Head, Part, Shape, cell_key, place_of, score_of, score_order};
-use crate::format::{Kind, Record};
+use crate::format::{Record, RecordKind};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::{AppendError, Purpose};
-use crate::store::{Got, Held, Needs, Sources, Store, got, is_expired};
+use crate::store::{Got, Needs, Sources, Store, StringValue, got, is_expired};
 use crate::work;
 
 /// Keys as a read sees them.
@@ -108,9 +108,9 @@ impl Change<'_> {
     /// State of the key after the change, whether it is expired or not.
     fn got(&self) -> Option<Got<'_>> {
         let (shape, held, count, first, expires_ms) = match self {
-            Change::Set { value, expires_ms } => (Shape::String, Held::Here(value), 1, 0, *expires_ms),
+            Change::Set { value, expires_ms } => (Shape::String, StringValue::Here(value), 1, 0, *expires_ms),
             Change::Cells(Cells { shape, count, first, expires_ms, .. }) if *count > 0 => {
-                (*shape, Held::Here(&[]), *count, *first, *expires_ms)
+                (*shape, StringValue::Here(&[]), *count, *first, *expires_ms)
             }
             Change::Cells(_) | Change::Remove => return None,
         };
@@ -126,20 +126,20 @@ impl Change<'_> {
             to.push(Record { kind, version: 0, expires_ms, received_ns, key, subkey, value });
         };
         match self {
-            Change::Set { value, expires_ms } => push(Kind::String, *expires_ms, &[], value),
-            Change::Remove => push(Kind::Drop, None, &[], &[]),
+            Change::Set { value, expires_ms } => push(RecordKind::String, *expires_ms, &[], value),
+            Change::Remove => push(RecordKind::Drop, None, &[], &[]),
             Change::Cells(change) => {
                 if change.drop {
-                    push(Kind::Drop, None, &[], &[]);
+                    push(RecordKind::Drop, None, &[], &[]);
                 }
                 for (subkey, value) in &change.cells {
                     match value {
                         Some(value) => push(change.shape.kind(), None, subkey, value),
-                        None => push(Kind::Remove, None, subkey, &[]),
+                        None => push(RecordKind::Remove, None, subkey, &[]),
                     }
                 }
                 if change.expiry_changed {
-                    push(Kind::Expire, change.expires_ms, &[], &[]);
+                    push(RecordKind::Expire, change.expires_ms, &[], &[]);
                 }
             }
         }

@@ -8,7 +8,7 @@ use crate::common::Medium;
 use crate::opened::{open, seeds};
 use ksf_store::backup::Backup;
 use ksf_store::cells::{Shape, place_key, score_value};
-use ksf_store::format::{Kind, Lsn};
+use ksf_store::format::{Lsn, RecordKind};
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
 use ksf_store::store::{CleanError, Cleaning, Clock, Needs, Shard, Store, SweepBudget, UpdateError};
@@ -348,11 +348,11 @@ impl World {
             let found = Found::read(log, self.geometry, medium).unwrap();
             let done = found.records(medium, |lsn, record| {
                 let part = match record.kind {
-                    Kind::Drop | Kind::Remove | Kind::Flush => return,
-                    Kind::Expire if record.expires_ms.is_none() => return,
-                    Kind::String => None,
-                    Kind::Expire => Some(0),
-                    Kind::Field | Kind::Member | Kind::Element | Kind::Scored => Some(1),
+                    RecordKind::Drop | RecordKind::Remove | RecordKind::Flush => return,
+                    RecordKind::Expire if record.expires_ms.is_none() => return,
+                    RecordKind::String => None,
+                    RecordKind::Expire => Some(0),
+                    RecordKind::Field | RecordKind::Member | RecordKind::Element | RecordKind::Scored => Some(1),
                 };
                 if record.version < flushed {
                     return;

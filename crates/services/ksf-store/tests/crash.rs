@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::common::Medium;
 use crate::lines::{Mutant, PmemMedium};
 use crate::opened::seeds;
-use ksf_store::format::{Kind, Link, Lsn, Record, SegmentHeader, Standing};
+use ksf_store::format::{Link, Lsn, Record, RecordKind, SegmentHeader, Standing};
 use ksf_store::log::{AppendError, Geometry, Log, News, Write};
 use ksf_store::promises::Promises;
 use ksf_store::recover::{Found, Places};
@@ -137,7 +137,7 @@ impl<M: Power> World<M> {
         let link = seen.map(|seen| Link { log: other as u16, lsn: Lsn(seen.lsn.0 + 1) });
         let keys: Vec<[u8; 8]> = (0..count as u64).map(|at| (self.next_number + at).to_be_bytes()).collect();
         let record = |key| Record {
-            kind: Kind::String,
+            kind: RecordKind::String,
             version: self.next_number,
             expires_ms: None,
             received_ns: None,
@@ -286,7 +286,7 @@ fn a_batch_that_was_cut_does_not_come_back_with_bytes_of_a_later_one() {
     let mut medium = Medium::new(4, geometry.segment_bytes as usize);
     let zeros = [0; 2000];
     let append = |log: &mut Log, key: &[u8]| {
-        let kind = Kind::String;
+        let kind = RecordKind::String;
         let record = Record { kind, version: 1, expires_ms: None, received_ns: None, key, subkey: &[], value: &zeros };
         log.append(&[record], None, |_, _| {}).unwrap();
         log.next_write(1, 0).expect("a batch")

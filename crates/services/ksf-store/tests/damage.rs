@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use crate::common::Medium;
-use ksf_store::format::{BatchHeader, Kind, Lsn, Record};
+use ksf_store::format::{BatchHeader, Lsn, Record, RecordKind};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, RecoverError};
 use ksf_test::Random;
@@ -23,7 +23,7 @@ fn written(random: &mut Random) -> (Geometry, Medium, Lsn) {
     for number in 0..=RECORDS {
         let key = number.to_be_bytes();
         let value = vec![number as u8; random.within(0..=1200)];
-        let (kind, subkey) = (Kind::String, &[][..]);
+        let (kind, subkey) = (RecordKind::String, &[][..]);
         let record =
             Record { kind, version: number, expires_ms: None, received_ns: None, key: &key, subkey, value: &value };
         log.append(&[record], [], |_, _| {}).unwrap();
@@ -202,7 +202,7 @@ fn ends_its_segment(geometry: Geometry, medium: &Medium) -> bool {
 
 fn append(log: &mut Log, number: u64, value: &[u8]) {
     let key = number.to_be_bytes();
-    let (kind, subkey) = (Kind::String, &[][..]);
+    let (kind, subkey) = (RecordKind::String, &[][..]);
     let record = Record { kind, version: number, expires_ms: None, received_ns: None, key: &key, subkey, value };
     log.append(&[record], [], |_, _| {}).unwrap();
 }

@@ -3,7 +3,8 @@
 use std::num::NonZeroUsize;
 
 use ksf_store::format::{
-    BatchBuilder, BatchHeader, HEADER_BYTES, Kind, LINK_BYTES, Link, Lsn, RECORD_BYTES, Record, SegmentHeader, Standing,
+    BatchBuilder, BatchHeader, HEADER_BYTES, LINK_BYTES, Link, Lsn, RECORD_BYTES, Record, RecordKind, SegmentHeader,
+    Standing,
 };
 
 const DOCS: &str = include_str!("../../../../docs/formats/store.md");
@@ -78,7 +79,7 @@ fn a_batch_with_its_records_and_links_is_as_described() {
     let (key, subkey, value) = (&b"key"[..], &b"subkey"[..], &b"a value"[..]);
     let (version, expires_ms, received_ns) = (0x4455_6677_8899_aabb, 0x0000_0199_8877_6655, 0x1888_7777_6666_5555);
     let record = Record {
-        kind: Kind::Drop,
+        kind: RecordKind::Drop,
         version,
         expires_ms: Some(expires_ms),
         received_ns: Some(received_ns),
@@ -142,7 +143,7 @@ fn a_batch_with_its_records_and_links_is_as_described() {
             ("bytes of the value", value.len() as u64),
             ("bytes of the key", key.len() as u64),
             ("bytes of the subkey", subkey.len() as u64),
-            ("kind", Kind::Drop as u64),
+            ("kind", RecordKind::Drop as u64),
             ("flags; 1: it has a time of expiry, 2: it has a time of receipt", 3),
         ],
     );
@@ -150,5 +151,5 @@ fn a_batch_with_its_records_and_links_is_as_described() {
     [key, subkey, value].iter().for_each(|part| rest.extend_from_slice(part));
     rest.resize(rest.len().next_multiple_of(8), 0);
     assert_eq!(one[RECORD_BYTES..], rest, "behind the fields of every record");
-    assert_eq!((Kind::String as u8, Kind::Flush as u8), (1, 9));
+    assert_eq!((RecordKind::String as u8, RecordKind::Flush as u8), (1, 9));
 }

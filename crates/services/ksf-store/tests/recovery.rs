@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use crate::common::Medium;
 use crate::opened::{dump, open_all, read_all};
 use ksf_store::cells::{place_key, score_value};
-use ksf_store::format::{Kind, Lsn, Record};
+use ksf_store::format::{Lsn, Record, RecordKind};
 use ksf_store::index::leaf::Value;
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, Places, RecoverError, cut_by_links};
@@ -79,13 +79,13 @@ fn strings(seed: u64, records: usize, keys: u64, flushes: bool) -> Writer {
         let value = vec![version as u8; bytes];
         let expires_ms = random.one_in(5).then(|| random.below(1 << 40));
         let record = if flushes && random.one_in(records / 3) {
-            let (kind, key, value) = (Kind::Flush, &[][..], &[][..]);
+            let (kind, key, value) = (RecordKind::Flush, &[][..], &[][..]);
             Record { kind, version, expires_ms: None, received_ns: None, key, subkey: &[], value }
         } else if random.one_in(5) {
-            let (kind, value) = (Kind::Drop, &[][..]);
+            let (kind, value) = (RecordKind::Drop, &[][..]);
             Record { kind, version, expires_ms: None, received_ns: None, key: &key, subkey: &[], value }
         } else {
-            let kind = Kind::String;
+            let kind = RecordKind::String;
             Record { kind, version, expires_ms, received_ns: None, key: &key, subkey: &[], value: &value }
         };
         writer.write(log, &record);
@@ -129,7 +129,7 @@ fn cells_are_found_whatever_reads_them() {
             let (subkey, score) = (place_key(place as i64), score_value(random.below(9) as f64));
             let value = vec![version as u8; random.pick(&[0, 8, 300])];
             let mut record = Record {
-                kind: Kind::Remove,
+                kind: RecordKind::Remove,
                 version,
                 expires_ms: None,
                 received_ns: None,
@@ -139,19 +139,19 @@ fn cells_are_found_whatever_reads_them() {
             };
             match (random.below(20), number % 4) {
                 (0..4, _) => {}
-                (4, _) => (record.kind, record.subkey) = (Kind::Drop, &[]),
-                (5, _) => (record.kind, record.subkey, record.value) = (Kind::String, &[], &value),
+                (4, _) => (record.kind, record.subkey) = (RecordKind::Drop, &[]),
+                (5, _) => (record.kind, record.subkey, record.value) = (RecordKind::String, &[], &value),
                 (6, _) => {
-                    (record.kind, record.subkey) = (Kind::Expire, &[]);
+                    (record.kind, record.subkey) = (RecordKind::Expire, &[]);
                     record.expires_ms = random.one_in(2).then_some(version);
                 }
                 (7, _) if random.one_in(600) => {
-                    (record.kind, record.key, record.subkey) = (Kind::Flush, &[], &[]);
+                    (record.kind, record.key, record.subkey) = (RecordKind::Flush, &[], &[]);
                 }
-                (_, 0) => (record.kind, record.value) = (Kind::Field, &value),
-                (_, 1) => record.kind = Kind::Member,
-                (_, 2) => (record.kind, record.value) = (Kind::Element, &value),
-                (_, _) => (record.kind, record.value) = (Kind::Scored, &score),
+                (_, 0) => (record.kind, record.value) = (RecordKind::Field, &value),
+                (_, 1) => record.kind = RecordKind::Member,
+                (_, 2) => (record.kind, record.value) = (RecordKind::Element, &value),
+                (_, _) => (record.kind, record.value) = (RecordKind::Scored, &score),
             }
             writer.write(log, &record);
         }
@@ -233,7 +233,7 @@ fn same_places(epoch: u32, byte: u8) -> Medium {
     let mut writer = Writer::new();
     writer.logs[0] = new.into_log(epoch);
     for version in 1..=1_000_u64 {
-        let (kind, key, value) = (Kind::String, version.to_be_bytes(), [byte; 100]);
+        let (kind, key, value) = (RecordKind::String, version.to_be_bytes(), [byte; 100]);
         let key = &key[..];
         writer
             .write(0, &Record { kind, version, expires_ms: None, received_ns: None, key, subkey: &[], value: &value });

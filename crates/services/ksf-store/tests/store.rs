@@ -8,7 +8,7 @@ use crate::common::Medium;
 use crate::opened::{fetch, open_within, seeds};
 use ksf_store::away::Wanted;
 use ksf_store::backup::Backup;
-use ksf_store::format::{Kind, Lsn};
+use ksf_store::format::{Lsn, RecordKind};
 use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{AppendError, Geometry};
 use ksf_store::recover::Found;
@@ -437,7 +437,7 @@ impl World {
         for (log, medium) in self.media.iter().enumerate() {
             let found = Found::read(log as u16, self.geometry, medium).unwrap();
             let done = found.records(medium, |lsn, record| {
-                if record.kind == Kind::String && record.version >= self.store.flushed() {
+                if record.kind == RecordKind::String && record.version >= self.store.flushed() {
                     values.entry(record.key.to_vec()).or_default().insert((log as u16, lsn));
                 }
             });

@@ -7,7 +7,7 @@ use ksf::framing::Frame;
 use ksf::limits::Limits;
 use ksf_kv::Requests;
 use ksf_proto::resp::{self, Arguments, Malformed, Progress, RespLimits, Scan, Version, Writer};
-use ksf_store::format::{Batch, HEADER_BYTES, Kind, Lsn, RECORD_ALIGN, RECORD_BYTES, Record, SegmentHeader};
+use ksf_store::format::{Batch, HEADER_BYTES, Lsn, RECORD_ALIGN, RECORD_BYTES, Record, RecordKind, SegmentHeader};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, Places};
 
@@ -232,7 +232,7 @@ fn written(geometry: Geometry) -> Medium {
     for number in 0..RECORDS {
         let (key, value) = ([number], value(number));
         let record = Record {
-            kind: Kind::String,
+            kind: RecordKind::String,
             version: number.into(),
             expires_ms: None,
             received_ns: None,

@@ -238,7 +238,7 @@ impl Lab {
 
     fn initramfs(&self, kernel: &Kernel) -> Result<Initramfs, Error> {
         let mut files = Initramfs::default();
-        let mut plan = Plan::default();
+        let mut plan = InitPlan::default();
         for dir in ["/proc", "/sys", "/dev", "/tmp", "/run", "/bin"] {
             files.add_directory(Path::new(dir))?;
         }
@@ -269,7 +269,7 @@ impl Lab {
         Ok(files)
     }
 
-    fn add_modules(&self, kernel: &Kernel, files: &mut Initramfs, plan: &mut Plan) -> Result<(), Error> {
+    fn add_modules(&self, kernel: &Kernel, files: &mut Initramfs, plan: &mut InitPlan) -> Result<(), Error> {
         let mut wanted = Vec::new();
         if self.has_network() {
             wanted.extend([("virtio_pci", ""), ("virtio_net", "")]);
@@ -353,9 +353,9 @@ impl Lab {
 
 /// The file /lab/plan of lab/init.c.
 #[derive(Default)]
-struct Plan(Vec<u8>);
+struct InitPlan(Vec<u8>);
 
-impl Plan {
+impl InitPlan {
     fn add(&mut self, key: &str, value: &str) -> Result<(), Error> {
         if value.contains('\0') {
             return Err(Error::Description { what: format!("a NUL character in '{}'", value.escape_debug()) });

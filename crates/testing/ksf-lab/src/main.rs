@@ -20,13 +20,13 @@ struct CommandLine {
 #[derive(Subcommand)]
 enum Verb {
     /// Boot a machine, run a program in it, return its exit status (125: the machine failed)
-    Run(Box<Run>),
+    Run(Box<LabRunArgs>),
     /// Download the kernel if it is not here yet; print its version, image and modules
     Kernel,
 }
 
 #[derive(clap::Args)]
-struct Run {
+struct LabRunArgs {
     /// Load a kernel module, after those it depends on; options after a comma: nd_pmem,opt=1
     #[arg(short, long = "module", value_name = "NAME[,OPTIONS]")]
     modules: Vec<String>,
@@ -90,7 +90,7 @@ fn print_kernel() -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-impl Run {
+impl LabRunArgs {
     fn run(&self) -> Result<ExitCode, Error> {
         let vm = self.lab()?.spawn()?;
         for port in &self.ports {

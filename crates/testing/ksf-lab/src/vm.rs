@@ -22,7 +22,7 @@ use crate::evaluate::{End, Remains, RunLimits, RunOutcome};
 /// the process that started it, however that ends.
 #[derive(Debug)]
 pub struct Vm {
-    shared: Arc<Shared>,
+    shared: Arc<VmState>,
     process: OwnedFd,
     supervisor: Option<JoinHandle<()>>,
     forwards: Vec<Forward>,
@@ -47,13 +47,13 @@ pub(crate) struct Start {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct VmState {
     remains: Mutex<Remains>,
     /// Notified whenever the remains have grown or QEMU has ended.
     changed: Condvar,
 }
 
-impl Shared {
+impl VmState {
     fn lock(&self) -> MutexGuard<'_, Remains> {
         // Bytes that were appended before a panic elsewhere are as good as any.
         self.remains.lock().unwrap_or_else(PoisonError::into_inner)
@@ -71,7 +71,7 @@ impl Vm {
     /// Boots a machine and returns when its program is about to start.
     pub(crate) fn start(start: Start) -> Result<Vm, Error> {
         let (forwards, limits) = (start.forwards.clone(), start.limits);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(VmState::default());
         let (started, process) = mpsc::channel();
         let for_supervisor = Arc::clone(&shared);
         let supervisor = thread::Builder::new()
@@ -142,7 +142,7 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 ///
 /// QEMU is to die with the thread that started it (PR_SET_PDEATHSIG is about threads), so that is this thread, which
 /// lives exactly as long as QEMU.
-fn supervise(start: Start, shared: &Shared, started: Sender<Result<OwnedFd, Error>>) {
+fn supervise(start: Start, shared: &VmState, started: Sender<Result<OwnedFd, Error>>) {
     let (mut child, pipes) = match launch(start.qemu, start.initramfs) {
         Ok((child, pipes, process)) => {
             // The receiver waits for exactly this.
@@ -270,7 +270,7 @@ enum Collected {
 }
 
 /// Reads every pipe to its end, which is QEMU's end, or until a limit is reached.
-fn collect(pipes: Pipes, shared: &Shared, limits: RunLimits, echo: bool) -> Collected {
+fn collect(pipes: Pipes, shared: &VmState, limits: RunLimits, echo: bool) -> Collected {
     let mut deadline = Instant::now() + limits.boot;
     let mut started = false;
     let mut open = Vec::from(pipes.0);

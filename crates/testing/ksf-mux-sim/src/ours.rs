@@ -15,7 +15,7 @@ const READ_MESSAGES: usize = 512;
 /// `mux.rs`, EVENTS_MAX.
 const EVENTS_MAX: usize = 16;
 
-struct Connection {
+struct MuxConnection {
     index: usize,
     ordered_queue: Option<OrderedQueue<Message>>,
     parked: Parked<Message>,
@@ -56,7 +56,7 @@ impl Source for Handle {
 }
 
 #[derive(Clone)]
-struct Handle(Arc<Connection>);
+struct Handle(Arc<MuxConnection>);
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -127,7 +127,7 @@ pub(crate) fn play(
     };
     let workers: Vec<_> = (0..workers).map(new_worker).collect();
     let connection = |index| {
-        Handle(Arc::new(Connection {
+        Handle(Arc::new(MuxConnection {
             index,
             ordered_queue: ordered.then(OrderedQueue::default),
             parked: Parked::default(),

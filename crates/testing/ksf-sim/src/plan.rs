@@ -11,7 +11,7 @@ use crate::script::ServiceAction;
 
 /// Everything that is decided before a run begins.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct WorldPlan {
     pub(crate) framing: Framing,
     /// The service cuts the stream itself.
     pub(crate) custom: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Plan {
     pub(crate) log_lost_at: usize,
 }
 
-impl Plan {
+impl WorldPlan {
     pub(crate) fn random(random: &mut Random) -> Self {
         let framing = framing(random);
         let custom = matches!(framing, Framing::LengthPrefix(LengthPrefix { strip: false, .. })) && random.one_in(2);
@@ -136,7 +136,7 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl WorldPlan {
     /// What the two replies to a message take for ranges of files that are not read.
     fn range_bytes(&self) -> usize {
         if self.files { 4 * FILE_RANGE_BYTES } else { 0 }

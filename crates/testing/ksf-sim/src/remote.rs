@@ -3,7 +3,7 @@
 use ksf_test::Random;
 
 use crate::ideal::{Ideal, decode, encode};
-use crate::plan::Plan;
+use crate::plan::WorldPlan;
 use crate::script::SimRequest;
 
 /// A peer, and its half of the network.
@@ -34,7 +34,7 @@ pub(crate) enum Reads {
 }
 
 impl Remote {
-    pub(crate) fn random(number: u32, plan: &Plan, random: &mut Random) -> Self {
+    pub(crate) fn random(number: u32, plan: &WorldPlan, random: &mut Random) -> Self {
         let mut stream = Vec::new();
         for at in 0..random.within(0..=plan.requests_max) {
             let request = SimRequest::random(number, at as u32, &plan.actions, plan.length_max, random);

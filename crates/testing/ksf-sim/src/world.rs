@@ -18,7 +18,7 @@ use ksf::{CloseReason, Peer, Turn};
 use crate::check::{History, check};
 use crate::far::{Far, Step};
 use crate::ideal::decode;
-use crate::plan::Plan;
+use crate::plan::WorldPlan;
 use crate::remote::Remote;
 use crate::script::{ServiceAction, SimRequest, reply_to};
 use crate::service::{Disk, Handed, Scripted, lock};
@@ -64,7 +64,7 @@ pub struct SimReport {
 /// Runs the world of `seed`. The error says what went wrong, on which connection, and in which world.
 pub fn simulate(seed: u64) -> Result<SimReport, String> {
     let mut random = Random::new(seed);
-    let plan = Plan::random(&mut random);
+    let plan = WorldPlan::random(&mut random);
     let about = format!("{plan:?}");
     let mut world = World::new(plan, random).map_err(|error| format!("seed {seed}: cannot set up: {error}"))?;
     world.run().map_err(|what| format!("seed {seed}, step {}: {what}\nthe world: {about}", world.step))?;
@@ -92,7 +92,7 @@ struct SimConnection {
 }
 
 struct World {
-    plan: Plan,
+    plan: WorldPlan,
     random: Random,
     env: Env,
     service: Arc<Scripted>,
@@ -112,7 +112,7 @@ struct World {
 const STEPS_MAX: usize = 400_000;
 
 impl World {
-    fn new(plan: Plan, random: Random) -> Result<Self, String> {
+    fn new(plan: WorldPlan, random: Random) -> Result<Self, String> {
         let mut spec = PoolSpec::new(Memory::Anonymous, plan.slot_bytes, plan.slots);
         if plan.short_slots > 0 {
             spec = spec.with_short(PoolSpec::short(Memory::Anonymous, plan.short_slots));

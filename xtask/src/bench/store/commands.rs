@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ksf_load::kv::report::{KvBody, KvReport};
 
-use super::{FULL_PERCENT, LOG_BYTES_FULL, RECORD_BYTES, Run, written_bytes};
+use super::{FULL_PERCENT, LOG_BYTES_FULL, RECORD_BYTES, StoreMeasurement, written_bytes};
 use crate::bench::case::Metric;
 use crate::bench::contestant::{Contestant, pinned};
 use crate::bench::measure::{Meter, insert_spent, insert_switches, without_port};
@@ -39,7 +39,7 @@ impl Meter<'_> {
     /// Reads and writes in these shares.
     pub(super) fn commands(
         &self,
-        run: &Run<'_>,
+        run: &StoreMeasurement<'_>,
         shares: [u32; 2],
         value_bytes: u32,
         server: Server,
@@ -57,7 +57,13 @@ impl Meter<'_> {
 
     /// Writes of keys that fill a part of the log. Each is written once, then as many are written anew: by then a log that is full
     /// is being cleaned.
-    pub(super) fn overwrite(&self, run: &Run<'_>, value_bytes: u32, server: Server, sample: &mut Sample) -> Result<()> {
+    pub(super) fn overwrite(
+        &self,
+        run: &StoreMeasurement<'_>,
+        value_bytes: u32,
+        server: Server,
+        sample: &mut Sample,
+    ) -> Result<()> {
         let record_bytes = RECORD_BYTES + KEY_BYTES + u64::from(value_bytes);
         let keys = self.effort.count(LOG_BYTES_FULL * FULL_PERCENT / 100 / record_bytes);
         let keys = keys.max(u64::from(run.case.connections));
@@ -77,7 +83,7 @@ impl Meter<'_> {
         server: Server,
         sample: &mut Sample,
     ) -> Result<Option<u64>> {
-        let Run { contestant, port, .. } = *load.run;
+        let StoreMeasurement { contestant, port, .. } = *load.run;
         let written_at_start = written_bytes(server.pid());
         let seed = u64::from(sample.round) + 1;
         let mut warm_up = load.command(&self.programs.ksf, seed, Some(warm_up_count), None, true);
@@ -145,7 +151,7 @@ enum Filling {
 
 /// One load of commands.
 struct Load<'a> {
-    run: &'a Run<'a>,
+    run: &'a StoreMeasurement<'a>,
     /// So many reads to so many writes.
     shares: [u32; 2],
     value_bytes: u32,
@@ -161,7 +167,7 @@ impl Load<'_> {
 
     /// The command line of `ksf load kv`. The warm-up writes only.
     fn command(&self, ksf: &Path, seed: u64, count: Option<u64>, seconds: Option<f64>, is_warm_up: bool) -> Command {
-        let Run { case, pinning, port, folder, .. } = *self.run;
+        let StoreMeasurement { case, pinning, port, folder, .. } = *self.run;
         let mut command = Command::new(ksf);
         command.args(["load", "kv", &format!("127.0.0.1:{port}")]);
         command.args(["-c", &case.connections.to_string(), "-P", &case.in_flight.to_string()]);
@@ -189,7 +195,7 @@ impl Load<'_> {
 
     /// The same load by redis-benchmark.
     fn benchmark(&self, count: u64) -> Command {
-        let Run { case, pinning, port, .. } = *self.run;
+        let StoreMeasurement { case, pinning, port, .. } = *self.run;
         let mut command = pinned("redis-benchmark", pinning.client(1).as_deref());
         command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-t", "set", "--csv"]);
         command.args(["-c", &case.connections.to_string(), "-P", &case.in_flight.to_string()]);
@@ -267,7 +273,8 @@ mod tests {
         let case = CASES.iter().find(|case| case.name == "store-set-1").unwrap();
         let pinning = Pinning::free(Placement::Unpinned);
         let folder = Path::new("/tmp/x");
-        let run = Run { case, contestant: Contestant::Store, pinning: &pinning, port: 7, folder, log_bytes: 0 };
+        let run =
+            StoreMeasurement { case, contestant: Contestant::Store, pinning: &pinning, port: 7, folder, log_bytes: 0 };
         let shown = |shares, filling, is_warm_up| {
             let load = Load { run: &run, shares, value_bytes: 64, keys: 9, filling };
             let text = display(&load.command(Path::new("ksf"), 3, None, Some(0.5), is_warm_up));

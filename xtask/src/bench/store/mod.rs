@@ -62,7 +62,7 @@ const LOG_BYTES_ROOMY: u64 = 1 << 30;
 const RECORD_BYTES: u64 = 32;
 
 /// A server that is to be loaded, and what it is loaded with.
-struct Run<'a> {
+struct StoreMeasurement<'a> {
     case: &'a Case,
     contestant: Contestant,
     pinning: &'a Pinning,
@@ -101,7 +101,7 @@ impl Meter<'_> {
         };
         let (server, command) = begin()?;
         sample.server_command = without_port(&command, port);
-        let run = Run { case, contestant, pinning, port, folder: home.folder(), log_bytes };
+        let run = StoreMeasurement { case, contestant, pinning, port, folder: home.folder(), log_bytes };
         match load {
             StoreLoad::Commands { gets, sets, value_bytes } => {
                 self.commands(&run, [gets, sets], value_bytes, server, sample)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::{Run, written_bytes};
+use super::{StoreMeasurement, written_bytes};
 use crate::bench::case::Metric;
 use crate::bench::contestant::pinned;
 use crate::bench::measure::{Meter, insert_spent, insert_switches, without_port};
@@ -31,7 +31,13 @@ const ANSWER_BYTES: RangeInclusive<f64> = 60.0..=110.0;
 
 impl Meter<'_> {
     /// Requests of so many bytes, each of which is answered before the next one on its connection.
-    pub(super) fn post(&self, run: &Run<'_>, request_bytes: u32, server: Server, sample: &mut Sample) -> Result<()> {
+    pub(super) fn post(
+        &self,
+        run: &StoreMeasurement<'_>,
+        request_bytes: u32,
+        server: Server,
+        sample: &mut Sample,
+    ) -> Result<()> {
         let warm_up_count = self.effort.count(WARM_UP_COUNT);
         let value_bytes = request_bytes as usize - HEAD_BYTES - KEY_BYTES;
         warm_up(run.port, warm_up_count, value_bytes, run.contestant.is_store())?;
@@ -59,7 +65,7 @@ impl Meter<'_> {
 }
 
 /// wrk on one thread, for whole seconds.
-fn wrk(run: &Run<'_>, request_bytes: u32, seconds: f64) -> Command {
+fn wrk(run: &StoreMeasurement<'_>, request_bytes: u32, seconds: f64) -> Command {
     let mut command = pinned("wrk", run.pinning.client(1).as_deref());
     command.args(["-t", "1", "-c", &run.case.connections.to_string()]);
     command.args(["-d", &format!("{}s", (seconds.ceil() as u64).max(1)), "-s"]);
@@ -207,7 +213,8 @@ mod tests {
         let case = CASES.iter().find(|case| case.name == "store-post-1").unwrap();
         let pinning = Pinning::free(Placement::Unpinned);
         let folder = std::path::Path::new("unused");
-        let run = Run { case, contestant: Contestant::Store, pinning: &pinning, port, folder, log_bytes: 0 };
+        let run =
+            StoreMeasurement { case, contestant: Contestant::Store, pinning: &pinning, port, folder, log_bytes: 0 };
         let wrk = Running::start(&mut wrk(&run, REQUEST_BYTES as u32, 60.0)).unwrap();
         let accept = || {
             let mut accepted = None;

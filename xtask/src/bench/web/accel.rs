@@ -12,8 +12,9 @@ use crate::process::output;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// The part that counts here of what `ksf accel status --json` prints.
 #[derive(Deserialize)]
-struct Document {
+struct AccelStatus {
     programs: Vec<Program>,
 }
 
@@ -28,11 +29,11 @@ struct Program {
 struct Listener {
     address: String,
     not_accelerated: Option<String>,
-    queues: Vec<Queue>,
+    queues: Vec<QueueReadiness>,
 }
 
 #[derive(Deserialize)]
-struct Queue {
+struct QueueReadiness {
     ready: bool,
 }
 
@@ -53,8 +54,8 @@ pub(super) fn wait_until_accelerated(ksf: &Path, pid: u32, port: u16, workers: u
 
 /// The mechanism, or what is missing as yet; an error where waiting will not help.
 fn judge(text: &str, port: u16, workers: usize, off: bool) -> Result<Result<String, String>> {
-    let document: Document = serde_json::from_str(text).context("ksf accel status printed no status")?;
-    let [program] = document.programs.as_slice() else { bail!("{} programs, not 1", document.programs.len()) };
+    let status: AccelStatus = serde_json::from_str(text).context("ksf accel status printed no status")?;
+    let [program] = status.programs.as_slice() else { bail!("{} programs, not 1", status.programs.len()) };
     ensure!(program.on != off, "switched {}", if program.on { "on" } else { "off" });
     let of_port = |listener: &&Listener| listener.address.ends_with(&format!(":{port}"));
     let Some(listener) = program.listeners.iter().find(of_port) else {

@@ -21,13 +21,13 @@ use crate::process::{Ready, Server};
 pub(super) struct Web {
     pub(super) server: Server,
     pub(super) command: String,
-    kind: Kind,
+    kind: WebWorkers,
     /// Its configuration.
     dir: PathBuf,
 }
 
 /// What is known of the workers.
-enum Kind {
+enum WebWorkers {
     Nginx(Nginx),
     /// So many threads of the process, which names them in the order in which it has made them.
     Threads(usize),
@@ -77,7 +77,7 @@ impl Web {
 
     pub(super) fn nginx(&self) -> Result<&Nginx> {
         match &self.kind {
-            Kind::Nginx(nginx) => Ok(nginx),
+            WebWorkers::Nginx(nginx) => Ok(nginx),
             _ => anyhow::bail!("only nginx is disturbed"),
         }
     }
@@ -85,12 +85,12 @@ impl Web {
     /// The CPUs that each worker may run on, by the name that its answers have; empty where workers are not known.
     pub(super) fn worker_cpus(&self) -> Result<BTreeMap<String, Vec<usize>>> {
         match &self.kind {
-            Kind::Unknown => Ok(BTreeMap::new()),
-            Kind::Nginx(nginx) => {
+            WebWorkers::Unknown => Ok(BTreeMap::new()),
+            WebWorkers::Nginx(nginx) => {
                 nginx.workers()?.into_iter().map(|pid| Ok((pid.to_string(), allowed_to(pid)?))).collect()
             }
             // Not what its configuration asks for: HAProxy 2.6 starts without a word where it does not bind them.
-            Kind::Threads(count) => {
+            WebWorkers::Threads(count) => {
                 let mut threads = threads(self.server.pid())?;
                 threads.sort_unstable();
                 ensure!(threads.len() == *count, "{} threads, not {count}", threads.len());
@@ -124,11 +124,11 @@ impl Wanted<'_> {
         };
         let mut command = self.run("nginx");
         command.args(["-e", "stderr", "-c"]).arg(conf.write()?);
-        let mut web = self.start(command, &conf.in_words(), Kind::Unknown)?;
+        let mut web = self.start(command, &conf.in_words(), WebWorkers::Unknown)?;
         // taskset and ksf accel run become what they start.
         let nginx = Nginx::new(conf, web.server.pid());
         nginx.wait_for("its workers", |workers| workers.len() == nginx.size())?;
-        web.kind = Kind::Nginx(nginx);
+        web.kind = WebWorkers::Nginx(nginx);
         Ok(web)
     }
 
@@ -139,7 +139,7 @@ impl Wanted<'_> {
         let mut command = self.run("haproxy");
         command.args(["-db", "-q", "-f"]).arg(path);
         let words = format!("{} threads{}", self.cpus.len(), if shards { ", shards by-thread" } else { "" });
-        let threads = Kind::Threads(self.cpus.len());
+        let threads = WebWorkers::Threads(self.cpus.len());
         self.start(command, &words, threads)
     }
 
@@ -151,7 +151,7 @@ impl Wanted<'_> {
         let mut command = self.run("lighttpd");
         command.args(["-D", "-f"]).arg(path);
         let words = format!("{} workers", self.cpus.len());
-        self.start(command, &words, Kind::Unknown)
+        self.start(command, &words, WebWorkers::Unknown)
     }
 
     fn demo(self) -> Result<Web> {
@@ -161,7 +161,7 @@ impl Wanted<'_> {
             command.args(["-c", &first.to_string()]);
         }
         command.args(["--body-bytes", &BODY_BYTES.to_string()]);
-        self.start(command, "", Kind::Unknown)
+        self.start(command, "", WebWorkers::Unknown)
     }
 
     /// The program on its CPUs, under ksf accel run where that is asked for.
@@ -176,7 +176,7 @@ impl Wanted<'_> {
     }
 
     /// Starts it; `words` tell what its command line does not show.
-    fn start(self, command: Command, words: &str, kind: Kind) -> Result<Web> {
+    fn start(self, command: Command, words: &str, kind: WebWorkers) -> Result<Web> {
         let (server, mut command) = start(self.contestant, (command, Ready::Port(self.port)))?;
         if !words.is_empty() {
             command += &format!(" # {words}");

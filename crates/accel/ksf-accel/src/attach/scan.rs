@@ -29,9 +29,9 @@ pub(super) fn look(pids: &BTreeSet<u32>, listening: &BTreeSet<u64>) -> Found {
     judge(&pids.iter().filter_map(|&pid| Some((pid, table(pid, listening)?))).collect())
 }
 
-fn judge(tables: &BTreeMap<u32, Table>) -> Found {
+fn judge(tables: &BTreeMap<u32, DescriptorTable>) -> Found {
     let watched: BTreeSet<u64> = tables.values().flat_map(|table| &table.watched).copied().collect();
-    let serves = |table: &Table| {
+    let serves = |table: &DescriptorTable| {
         let is_served = |inode: &u64| table.watched.contains(inode) || !watched.contains(inode);
         Serves { sockets: table.sockets.iter().filter(|it| is_served(it.0)).map(|(&inode, &fd)| (inode, fd)).collect() }
     };
@@ -71,16 +71,16 @@ pub(super) fn command(pid: u32) -> Vec<String> {
 }
 
 /// A process's descriptors, as far as they matter.
-struct Table {
+struct DescriptorTable {
     sockets: BTreeMap<u64, i32>,
     watched: BTreeSet<u64>,
 }
 
-fn table(pid: u32, listening: &BTreeSet<u64>) -> Option<Table> {
+fn table(pid: u32, listening: &BTreeSet<u64>) -> Option<DescriptorTable> {
     let folder = format!("/proc/{pid}/fd");
     // Without the right to look, the folder cannot be read.
     fs::read_dir(&folder).ok()?;
-    let mut table = Table { sockets: BTreeMap::new(), watched: BTreeSet::new() };
+    let mut table = DescriptorTable { sockets: BTreeMap::new(), watched: BTreeSet::new() };
     for fd in numbers(folder.as_ref()) {
         let Ok(target) = fs::read_link(format!("{folder}/{fd}")) else { continue };
         let Some(target) = target.to_str() else { continue };
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn children_serve_what_they_watch_of_what_they_have_from_their_parent() {
-        let table = |sockets: &[u64], watched: &[u64]| Table {
+        let table = |sockets: &[u64], watched: &[u64]| DescriptorTable {
             sockets: sockets.iter().map(|&inode| (inode, 3)).collect(),
             watched: watched.iter().copied().collect(),
         };

@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::{Holder, Kind, data};
+use super::{EventSource, Holder, data};
 use crate::sys;
 
 /// Connections at a time. A process has one or two, as a rule only while it asks.
@@ -86,7 +86,7 @@ impl AsFd for ProgramSocket {
 }
 
 /// A process of the program, as far as it is connected.
-pub(super) struct Conn {
+pub(super) struct ConnectedProcess {
     pub(super) socket: OwnedFd,
     /// The process that connected; 0: one that this process namespace does not show.
     pub(super) pid: u32,
@@ -135,10 +135,10 @@ impl Holder {
             }
             let number = self.conn_next;
             self.conn_next += 1;
-            if epoll::add(&self.epoll, &socket, data(Kind::Conn, number), EventFlags::IN).is_err() {
+            if epoll::add(&self.epoll, &socket, data(EventSource::Conn, number), EventFlags::IN).is_err() {
                 continue;
             }
-            self.conns.insert(number, Conn { socket, pid, uid, known: false, same_pids: false });
+            self.conns.insert(number, ConnectedProcess { socket, pid, uid, known: false, same_pids: false });
         }
     }
 
@@ -184,7 +184,7 @@ impl Holder {
 
     /// Hangs up on one of the selected connections: the oldest of the user with the most. Users that are not trusted count as one,
     /// because one may have many, and come first of equals. False: none is selected.
-    fn evict(&mut self, selects: impl Fn(&Conn) -> bool) -> bool {
+    fn evict(&mut self, selects: impl Fn(&ConnectedProcess) -> bool) -> bool {
         let mut groups: HashMap<Option<u32>, HashMap<u32, Vec<u64>>> = HashMap::new();
         for (&number, conn) in self.conns.iter().filter(|(_, conn)| selects(conn)) {
             let group = Some(conn.uid).filter(|uid| self.trusted_users.contains(uid));

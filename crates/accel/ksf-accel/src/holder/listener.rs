@@ -23,7 +23,7 @@ pub(super) struct Listener {
     pub(super) own_reuseport: bool,
     pub(super) backlog: i32,
     /// By worker's index.
-    pub(super) queues: BTreeMap<usize, Queue>,
+    pub(super) queues: BTreeMap<usize, AcceptQueue>,
     /// Workers in the order in which their queues joined the reuseport group.
     pub(super) members: Vec<usize>,
     pub(super) hidden_port: u16,
@@ -50,7 +50,8 @@ pub(super) struct Own {
     pub(super) inode: u64,
 }
 
-pub(super) struct Queue {
+/// A listening socket in the reuseport group, from which one worker accepts.
+pub(super) struct AcceptQueue {
     pub(super) fd: OwnedFd,
     /// `SO_COOKIE`, where it is the program's own socket.
     pub(super) own_cookie: Option<u64>,
@@ -67,7 +68,7 @@ pub(super) struct Queue {
     pub(super) armed: bool,
 }
 
-impl Queue {
+impl AcceptQueue {
     pub(super) fn new(fd: OwnedFd, own_cookie: Option<u64>) -> Self {
         let inode = inode(fd.as_fd());
         Self { fd, own_cookie, inode, own_fd: None, waited: 0, accepted: 0, untouched: false, armed: false }
@@ -163,7 +164,7 @@ impl Holder {
         listener.hidden_port = port;
         listener.members.push(worker);
         listener.told = None;
-        listener.queues.insert(worker, Queue::new(made, None));
+        listener.queues.insert(worker, AcceptQueue::new(made, None));
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{PollFd, PollFlags};
 
 use super::listener::{Listener, waiting};
-use super::{Holder, Kind, data};
+use super::{EventSource, Holder, data};
 use crate::status::WorkerCounters;
 use crate::steer::Choice;
 use crate::{queue, sys};
@@ -271,9 +271,9 @@ impl Holder {
             for queue in listener.queues.values_mut() {
                 let flags = EventFlags::IN | EventFlags::ONESHOT;
                 let done = if queue.armed {
-                    epoll::modify(&self.epoll, &queue.fd, data(Kind::Queue, 0), flags)
+                    epoll::modify(&self.epoll, &queue.fd, data(EventSource::Queue, 0), flags)
                 } else {
-                    epoll::add(&self.epoll, &queue.fd, data(Kind::Queue, 0), flags)
+                    epoll::add(&self.epoll, &queue.fd, data(EventSource::Queue, 0), flags)
                 };
                 queue.armed = done.is_ok();
             }

@@ -39,7 +39,7 @@ use crate::homes::Homes;
 use crate::status::{self, Status, WorkerCounters};
 use crate::steer::QueueSteering;
 use crate::{AccelError, AccelOptions, Level, Refused};
-use conn::{Conn, ProgramSocket};
+use conn::{ConnectedProcess, ProgramSocket};
 use lifetime::Lifetime;
 use listener::Listener;
 use worker::Worker;
@@ -54,7 +54,7 @@ pub struct Holder {
     homes: Homes,
     ended_workers: WorkerCounters,
     displaced: Vec<Displaced>,
-    conns: HashMap<u64, Conn>,
+    conns: HashMap<u64, ConnectedProcess>,
     conn_next: u64,
     /// Users whose processes are admitted by the token of the environment.
     trusted_users: BTreeSet<u32>,
@@ -86,7 +86,7 @@ const DISPLACED_REQUESTS: u32 = 200;
 /// What an event is about; the number says which of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-enum Kind {
+enum EventSource {
     Program = 1,
     Status,
     Conn,
@@ -139,13 +139,13 @@ impl Holder {
         let watch = |fd: BorrowedFd<'_>, kind| {
             epoll::add(&holder.epoll, fd, data(kind, 0), EventFlags::IN).map_err(|error| system("epoll_ctl()", error))
         };
-        watch(holder.program_socket.as_fd(), Kind::Program)?;
-        watch(holder.stop.as_fd(), Kind::Stop)?;
+        watch(holder.program_socket.as_fd(), EventSource::Program)?;
+        watch(holder.stop.as_fd(), EventSource::Stop)?;
         if let Some(socket) = &holder.status_socket {
-            watch(socket.as_fd(), Kind::Status)?;
+            watch(socket.as_fd(), EventSource::Status)?;
         }
         if let Some(start) = holder.lifetime.start() {
-            watch(start, Kind::Process)?;
+            watch(start, EventSource::Process)?;
         }
         Ok(holder)
     }
@@ -226,15 +226,15 @@ impl Holder {
     fn handle(&mut self, data: u64) -> bool {
         let number = data & NUMBER_MASK;
         match data >> NUMBER_BITS {
-            kind if kind == Kind::Program as u64 => self.accept_conns(),
-            kind if kind == Kind::Conn as u64 => self.serve(number),
+            kind if kind == EventSource::Program as u64 => self.accept_conns(),
+            kind if kind == EventSource::Conn as u64 => self.serve(number),
             // The id may have got a new owner since the kernel said so.
-            kind if kind == Kind::Process as u64 && (number == 0 || self.lifetime.has_ended(number as u32)) => {
+            kind if kind == EventSource::Process as u64 && (number == 0 || self.lifetime.has_ended(number as u32)) => {
                 self.process_ended(number as u32);
             }
-            kind if kind == Kind::Process as u64 => {}
-            kind if kind == Kind::Queue as u64 => self.look_timer.activity(Instant::now()),
-            kind if kind == Kind::Status as u64 => self.serve_status(),
+            kind if kind == EventSource::Process as u64 => {}
+            kind if kind == EventSource::Queue as u64 => self.look_timer.activity(Instant::now()),
+            kind if kind == EventSource::Status as u64 => self.serve_status(),
             _ => return false,
         }
         true
@@ -268,7 +268,7 @@ impl Drop for Holder {
 const NUMBER_BITS: u32 = 56;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
-fn data(kind: Kind, number: u64) -> EventData {
+fn data(kind: EventSource, number: u64) -> EventData {
     EventData::new_u64((kind as u64) << NUMBER_BITS | number & NUMBER_MASK)
 }
 

@@ -10,8 +10,8 @@ use ksf_accel_proto::state::VERSION;
 use rustix::event::epoll::{self, EventFlags};
 
 use super::conn::Reply;
-use super::listener::{Queue, cookie_of};
-use super::{DISPLACED_REQUESTS, Displaced, Holder, Kind, data};
+use super::listener::{AcceptQueue, cookie_of};
+use super::{DISPLACED_REQUESTS, Displaced, EventSource, Holder, data};
 use crate::{queue, sys};
 
 const DONE: Answer = Answer::Done { listener: 0, worker: 0, cpu: -1, generation: 0, found: 0 };
@@ -66,7 +66,7 @@ impl Holder {
         if !self.lifetime.knows(pid) {
             // A process that is gone already has nothing to be told.
             let pidfd = sys::peer_pidfd(conn.socket.as_fd(), pid).map_err(|_| Refusal::Malformed)?;
-            epoll::add(&self.epoll, &pidfd, data(Kind::Process, pid.into()), EventFlags::IN)
+            epoll::add(&self.epoll, &pidfd, data(EventSource::Process, pid.into()), EventFlags::IN)
                 .map_err(|_| Refusal::Full)?;
             self.lifetime.add(pid, pidfd);
         }
@@ -198,7 +198,7 @@ impl Holder {
             return Ok(());
         }
         let fd = own.try_clone_to_owned().map_err(|error| format!("a descriptor of the listener: {error}"))?;
-        let mut queue = Queue::new(fd, Some(cookie));
+        let mut queue = AcceptQueue::new(fd, Some(cookie));
         // The holder's descriptor keeps the socket open; it is kept only as long as the process is seen to have one, too.
         let pid = self.workers[worker].as_ref().map_or(0, |worker| worker.pid);
         queue.own_fd = sys::descriptor_of(pid, queue.inode, None)
@@ -213,7 +213,7 @@ impl Holder {
     }
 
     /// Workers of the same process that serve the listener, but for this one.
-    fn siblings(&self, index: usize, worker: usize) -> impl Iterator<Item = (usize, &Queue)> {
+    fn siblings(&self, index: usize, worker: usize) -> impl Iterator<Item = (usize, &AcceptQueue)> {
         let pid = self.workers[worker].as_ref().map(|worker| worker.pid);
         self.listener(index).queues.iter().map(|(&other, queue)| (other, queue)).filter(move |&(other, _)| {
             let lives = self.workers[other].as_ref().filter(|other| other.joined & 1 << index != 0);
@@ -230,7 +230,7 @@ impl Holder {
     /// Takes the socket from the worker that came first and has it for its queue: given up as if it were dead, it joins
     /// anew at its next `accept()`, to which it is called.
     fn displace(&mut self, index: usize, worker: usize, cookie: u64) {
-        let has_it = |&(_, queue): &(usize, &Queue)| queue.own_cookie == Some(cookie);
+        let has_it = |&(_, queue): &(usize, &AcceptQueue)| queue.own_cookie == Some(cookie);
         let holders: Vec<usize> = self.siblings(index, worker).filter(has_it).map(|(other, _)| other).collect();
         for other in holders {
             let tid = self.workers[other].as_ref().map_or(0, |worker| worker.tid);
@@ -244,9 +244,9 @@ impl Holder {
     /// Indexes whose queue has lost its worker, those with waiting connections first.
     fn orphans(&self, index: usize, cookie: u64) -> Vec<usize> {
         let listener = self.listener(index);
-        let orphaned = |&(&worker, _): &(&usize, &Queue)| self.workers[worker].is_none();
+        let orphaned = |&(&worker, _): &(&usize, &AcceptQueue)| self.workers[worker].is_none();
         let mut found: Vec<usize> = if listener.own_reuseport {
-            let same = |queue: &Queue| queue.own_cookie.is_none_or(|own| own == cookie);
+            let same = |queue: &AcceptQueue| queue.own_cookie.is_none_or(|own| own == cookie);
             listener
                 .queues
                 .iter()

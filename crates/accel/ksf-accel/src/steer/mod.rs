@@ -20,7 +20,7 @@ pub(crate) use lookup::{Action, Rules};
 
 use crate::address::{Address, Key};
 use crate::network::Listening;
-use crate::shared::Shared;
+use crate::shared::SharedMemory;
 use crate::{AccelError, AccelOptions, sys};
 
 /// A mechanism, from the best to none.
@@ -79,7 +79,7 @@ pub(crate) struct Claim<'a> {
 
 /// The mechanism that is in use, with what it keeps open.
 pub(crate) struct QueueSteering {
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedMemory,
     pub(crate) refused: Vec<Refused>,
     mechanism: Mechanism,
 }
@@ -110,22 +110,22 @@ impl QueueSteering {
             }
         }
         let shared =
-            Shared::in_memory(options).map_err(|error| AccelError::system("making the shared state", error))?;
+            SharedMemory::in_memory(options).map_err(|error| AccelError::system("making the shared state", error))?;
         Ok(Self { shared, refused, mechanism: Mechanism::Plain })
     }
 
-    fn try_level(level: Level, options: &AccelOptions) -> io::Result<(Shared, Mechanism)> {
+    fn try_level(level: Level, options: &AccelOptions) -> io::Result<(SharedMemory, Mechanism)> {
         Ok(match level {
             Level::SkLookup => {
-                let shared = Shared::in_map(options)?;
+                let shared = SharedMemory::in_map(options)?;
                 let lookup = lookup::Lookup::attach(shared.as_fd())?;
                 (shared, Mechanism::Lookup(Box::new(lookup)))
             }
             Level::ClassicBpf => {
                 classic::probe(scratch()?.as_fd())?;
-                (Shared::in_memory(options)?, Mechanism::Classic)
+                (SharedMemory::in_memory(options)?, Mechanism::Classic)
             }
-            Level::Plain => (Shared::in_memory(options)?, Mechanism::Plain),
+            Level::Plain => (SharedMemory::in_memory(options)?, Mechanism::Plain),
         })
     }
 

@@ -87,7 +87,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 /// A worker as the library has it.
-pub(crate) struct Place {
+pub(crate) struct JoinedWorker {
     pub(crate) listener: u32,
     pub(crate) worker: u32,
     pub(crate) cpu: i32,
@@ -156,26 +156,26 @@ impl Library {
     }
 
     /// As the library does when an epoll instance begins to watch the listener; the ready bit is not set.
-    pub(crate) fn join(&self, listener: &TcpListener, worker: u32, cpu: i32) -> Result<Place, Refusal> {
+    pub(crate) fn join(&self, listener: &TcpListener, worker: u32, cpu: i32) -> Result<JoinedWorker, Refusal> {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let request = Request::Join { cookie: cookie(listener), worker, tid, cpu };
         match self.ask(request, &[listener.as_fd()]) {
             (Answer::Done { listener, worker, cpu, generation, .. }, files) => {
                 let [queue, rescue]: [OwnedFd; 2] = files.try_into().expect("queue and eventfd");
-                Ok(Place { listener, worker, cpu, generation, queue: queue.into(), rescue })
+                Ok(JoinedWorker { listener, worker, cpu, generation, queue: queue.into(), rescue })
             }
             (Answer::Refused { reason }, _) => Err(reason),
         }
     }
 
     /// A new worker at home on a CPU, ready.
-    pub(crate) fn ready(&self, listener: &TcpListener, cpu: i32) -> Place {
+    pub(crate) fn ready(&self, listener: &TcpListener, cpu: i32) -> JoinedWorker {
         let place = self.join(listener, NO_WORKER, cpu).expect("a place");
         self.set_ready(&place, true);
         place
     }
 
-    pub(crate) fn set_ready(&self, place: &Place, ready: bool) {
+    pub(crate) fn set_ready(&self, place: &JoinedWorker, ready: bool) {
         let bits = &self.worker(place.worker).ready;
         if ready {
             bits.fetch_or(1 << place.listener, SeqCst);
@@ -185,7 +185,7 @@ impl Library {
     }
 
     /// Busy since so many milliseconds.
-    pub(crate) fn set_busy(&self, place: &Place, ms: u64) {
+    pub(crate) fn set_busy(&self, place: &JoinedWorker, ms: u64) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         self.worker(place.worker).busy_since_ns.store(now - ms * 1_000_000, SeqCst);
@@ -207,7 +207,7 @@ impl Library {
     }
 
     /// Accepts all that wait in the own queue.
-    pub(crate) fn accept_own(&self, place: &Place) -> Vec<TcpStream> {
+    pub(crate) fn accept_own(&self, place: &JoinedWorker) -> Vec<TcpStream> {
         let streams = accept_all(&place.queue);
         self.worker(place.worker).accepted_own.fetch_add(streams.len() as u64, Relaxed);
         streams
@@ -254,7 +254,7 @@ fn helper_joins() {
     let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
     let joins = std::env::var("JOINS").unwrap();
     let (cpu, workers) = joins.split_once(' ').unwrap();
-    let _places: Vec<Place> =
+    let _places: Vec<JoinedWorker> =
         (0..workers.parse().unwrap()).map(|_: usize| library.ready(&listener, cpu.parse().unwrap())).collect();
     thread::park();
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ksf_proto::rdb::{Kind, Part, Strings};
+use ksf_proto::rdb::{KeyType, Part, Strings};
 
 use super::stream::Sink;
 use crate::offline::{CELL_EXTRA_BYTES, CELLS_BYTES, string_commands, write_command, write_end, write_string};
@@ -24,7 +24,7 @@ pub(super) struct Converter {
 #[derive(Debug)]
 struct Key {
     key: Vec<u8>,
-    kind: Kind,
+    kind: KeyType,
     expires_ms: Option<u64>,
 }
 
@@ -46,7 +46,7 @@ impl Converter {
             Part::KeyEnd => {
                 self.end_command();
                 if let Some(Key { key, kind, expires_ms }) = self.key.take()
-                    && kind != Kind::String
+                    && kind != KeyType::String
                 {
                     self.commands += u64::from(expires_ms.is_some());
                     written(write_end(&mut self.out, &key, expires_ms));
@@ -57,7 +57,7 @@ impl Converter {
 
     fn take_strings(&mut self, strings: &Strings) {
         let Some(Key { key, kind, expires_ms }) = &self.key else { return };
-        if *kind == Kind::String {
+        if *kind == KeyType::String {
             strings.each(|value| {
                 self.commands += string_commands(value);
                 written(write_string(&mut self.out, key, value, *expires_ms));
@@ -68,9 +68,9 @@ impl Converter {
         strings.each(|string| self.push(kind, string.to_vec()));
     }
 
-    fn push(&mut self, kind: Kind, string: Vec<u8>) {
+    fn push(&mut self, kind: KeyType, string: Vec<u8>) {
         self.words_bytes += string.len() + CELL_EXTRA_BYTES;
-        if kind == Kind::SortedSet {
+        if kind == KeyType::SortedSet {
             // A command wants the score first.
             match self.member.take() {
                 None => self.member = Some(string),
@@ -79,7 +79,7 @@ impl Converter {
         } else {
             self.words.push(string);
         }
-        let is_whole = self.member.is_none() && (kind != Kind::Hash || self.words.len().is_multiple_of(2));
+        let is_whole = self.member.is_none() && (kind != KeyType::Hash || self.words.len().is_multiple_of(2));
         if is_whole && self.words_bytes >= CELLS_BYTES {
             self.end_command();
         }
@@ -90,11 +90,11 @@ impl Converter {
         let words = std::mem::take(&mut self.words);
         let Some(Key { key, kind, .. }) = self.key.as_ref().filter(|_| !words.is_empty()) else { return };
         let name: &[u8] = match kind {
-            Kind::String => return,
-            Kind::List => b"RPUSH",
-            Kind::Set => b"SADD",
-            Kind::SortedSet => b"ZADD",
-            Kind::Hash => b"HSET",
+            KeyType::String => return,
+            KeyType::List => b"RPUSH",
+            KeyType::Set => b"SADD",
+            KeyType::SortedSet => b"ZADD",
+            KeyType::Hash => b"HSET",
         };
         let all: Vec<&[u8]> = [name, &key[..]].into_iter().chain(words.iter().map(|word| &word[..])).collect();
         written(write_command(&mut self.out, all.into_iter()));

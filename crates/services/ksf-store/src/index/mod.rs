@@ -23,7 +23,7 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteG
 
 use self::leaf::{ENTRIES_MAX, Entry, Leaf, LetGo, NOWHERE, Origin};
 pub(crate) use self::top::bytes_of_leaf;
-use self::top::{Place, Top};
+use self::top::{LeafIndex, Top};
 use crate::format::Lsn;
 use crate::memory::{Memory, Sizes};
 use crate::work;
@@ -186,7 +186,7 @@ enum Guards<'a> {
 struct Several<'a> {
     top: &'a Top,
     /// Where each of them is in the list: numbers are faster to search than first keys.
-    places: Vec<Place>,
+    places: Vec<LeafIndex>,
     guards: Vec<Guard<'a>>,
 }
 
@@ -202,7 +202,7 @@ impl<'a> Guards<'a> {
         let mut places: Vec<_> = keys.iter().map(|key| top.place(key)).collect();
         places.sort_unstable();
         places.dedup();
-        let leaf_at = |place: &Place| top.at(*place).map(|(first, numbered)| held((first, &*numbered.leaf)));
+        let leaf_at = |place: &LeafIndex| top.at(*place).map(|(first, numbered)| held((first, &*numbered.leaf)));
         let guards = places.iter().filter_map(leaf_at).collect();
         Self::Several(Several { top, places, guards })
     }

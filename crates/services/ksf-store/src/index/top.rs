@@ -109,7 +109,7 @@ pub(super) struct Numbered {
 
 /// Where a leaf is: its group, and its place in that. Places are in the order of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(usize, usize);
+pub(super) struct LeafIndex(usize, usize);
 
 /// The leaves in order. The first one begins with the empty key.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Top {
     /// Adds a leaf. None has this first key, which is not empty.
     pub(super) fn insert(&mut self, first: Box<[u8]>, leaf: Leaf) {
         let number = self.give_number(&first);
-        let Place(group, at) = self.place(&first);
+        let LeafIndex(group, at) = self.place(&first);
         let of_group = &mut self.groups.items[group];
         of_group.insert(at + 1, first, Numbered { number, leaf: Arc::new(Mutex::new(leaf)) });
         if of_group.items.len() > GROUP_MAX {
@@ -181,7 +181,7 @@ impl Top {
 
     /// Takes the leaf with this first key away, which is not empty. False if there is none.
     pub(super) fn remove(&mut self, first: &[u8]) -> bool {
-        let Place(group, at) = self.place(first);
+        let LeafIndex(group, at) = self.place(first);
         let of_group = &mut self.groups.items[group];
         if first.is_empty() || of_group.keys.get(at).is_none_or(|found| **found != *first) {
             return false;
@@ -219,13 +219,13 @@ impl Top {
     }
 
     /// Where the leaf is that has, or would have, a key.
-    pub(super) fn place(&self, key: &[u8]) -> Place {
+    pub(super) fn place(&self, key: &[u8]) -> LeafIndex {
         let group = self.groups.find(key);
-        Place(group, self.groups.items[group].find(key))
+        LeafIndex(group, self.groups.items[group].find(key))
     }
 
     /// The leaf at a place, with its first key.
-    pub(super) fn at(&self, Place(group, at): Place) -> Option<(&[u8], &Numbered)> {
+    pub(super) fn at(&self, LeafIndex(group, at): LeafIndex) -> Option<(&[u8], &Numbered)> {
         let group = self.groups.items.get(group)?;
         Some((group.keys.get(at)?, group.items.get(at)?))
     }
@@ -242,8 +242,8 @@ impl Top {
 
     /// The leaf that follows the one with this first key.
     pub(super) fn behind(&self, first: &[u8]) -> Option<(&[u8], &Numbered)> {
-        let Place(group, at) = self.place(first);
-        self.at(Place(group, at + 1)).or_else(|| self.at(Place(group + 1, 0)))
+        let LeafIndex(group, at) = self.place(first);
+        self.at(LeafIndex(group, at + 1)).or_else(|| self.at(LeafIndex(group + 1, 0)))
     }
 
     /// Leaves.
@@ -253,7 +253,7 @@ impl Top {
 
     /// The leaves from that of a key on, each with its first key.
     pub(super) fn leaves_from<'t>(&'t self, key: &[u8]) -> impl Iterator<Item = (&'t [u8], &'t Numbered)> + use<'t> {
-        let Place(group, at) = self.place(key);
+        let LeafIndex(group, at) = self.place(key);
         self.groups.items.iter().skip(group).flat_map(Level::<Numbered>::pairs).skip(at)
     }
 

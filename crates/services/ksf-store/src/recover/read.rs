@@ -17,7 +17,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::vec;
 
-use super::{Content, Found, FoundBatch, Newest, Place, Places, RecoverError, batch_of, header_of};
+use super::{Content, Found, FoundBatch, FoundSegment, Newest, Places, RecoverError, batch_of, header_of};
 use crate::format::{BatchHeader, Lsn, Malformed, SegmentHeader, Standing};
 use crate::log::Geometry;
 use crate::threads::try_map_on_threads;
@@ -123,7 +123,7 @@ fn put_together(
         }
         match header {
             Some(SegmentHeader { number, epoch, live, standing: Standing::Counts, .. }) => {
-                if let Some(other) = found.segments.insert(number, Place { place, epoch, live }) {
+                if let Some(other) = found.segments.insert(number, FoundSegment { place, epoch, live }) {
                     return Err(RecoverError::Twice { log, number, places: (other.place, place) });
                 }
             }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::away::Wanted;
 use crate::cells::{self, is_base};
-use crate::format::{KEY_BYTES_MAX, Kind, Link, Lsn, Record};
+use crate::format::{KEY_BYTES_MAX, Link, Lsn, Record, RecordKind};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, OLDER_MAX, Origin, Value};
 use crate::log::{AppendError, Log, Purpose};
@@ -74,7 +74,7 @@ impl Appender<'_> {
         let links = needs.iter().filter(|(log, _)| log != number).map(|(log, lsn)| Link { log, lsn });
         let mut last = Lsn::default();
         let mut places: SmallVec<[Lsn; 1]> = SmallVec::new();
-        let removes = records.iter().all(|record| matches!(record.kind, Kind::Drop | Kind::Remove));
+        let removes = records.iter().all(|record| matches!(record.kind, RecordKind::Drop | RecordKind::Remove));
         let purpose = if removes { Purpose::Removing } else { purpose.max(Purpose::Keeping) };
         match store.memory.admit(purpose) {
             Err(NoRoom::Yet) => {
@@ -131,7 +131,7 @@ impl Appender<'_> {
 impl Store {
     /// Marks the tombstone that was just written as dead if it masks no older record, as when the same command had written the key.
     fn settle_base(&self, locked: &mut Locked<'_>, record: &Record<'_>) {
-        if record.kind == Kind::Drop {
+        if record.kind == RecordKind::Drop {
             locked.get(record.key).filter(Entry::is_settled).iter().for_each(|entry| self.outdate(entry));
         }
     }
@@ -160,7 +160,7 @@ impl Store {
             }
         }
         let value = match record.kind {
-            Kind::Drop => Value::Gone,
+            RecordKind::Drop => Value::Gone,
             _ => Value::Here(record.value),
         };
         let is_there = value != Value::Gone;

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use crate::cells::{cell_bytes, cell_key_of, is_base};
-use crate::format::{BatchHeader, HEADER_BYTES, Kind, Lsn, Record};
+use crate::format::{BatchHeader, HEADER_BYTES, Lsn, Record, RecordKind};
 use crate::index::Locked;
 use crate::index::leaf::{Entry, Origin, Value};
 use crate::log::{AppendError, Log, Purpose, Segment};
@@ -68,7 +68,7 @@ impl Shard {
                     }
                     let again =
                         |moved_to: &mut Lsn| log.append_for(Purpose::Cleaning, &[record], [], |_, lsn| *moved_to = lsn);
-                    if record.kind == Kind::Flush {
+                    if record.kind == RecordKind::Flush {
                         return store.move_flush((*number, lsn), again);
                     }
                     match store.move_record(locked, &record, (*number, lsn), again)? {

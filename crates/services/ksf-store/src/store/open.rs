@@ -29,7 +29,7 @@ use crossbeam_utils::CachePadded;
 use super::{Flush, Flushed, Shard, Store, lock, record_bytes};
 use crate::away::Readable;
 use crate::cells::{cell_bytes, cell_key_of, is_base};
-use crate::format::{Kind, Lsn, Record};
+use crate::format::{Lsn, Record, RecordKind};
 use crate::index::leaf::bulk::{Heap, Router, join, merge};
 use crate::index::leaf::{Entry, Leaf, Origin, PACKED_BYTES_MAX};
 use crate::index::{Index, bytes_of_leaf};
@@ -254,15 +254,20 @@ impl<M: Places> Start<'_, M> {
             let (log, mut room) = (piece.log(), grants[at]);
             let Sifted { bytes, heaps, flushes, outdated, error } = sifted;
             let read = piece.read(*medium, bytes, |lsn, record| match record.kind {
-                Kind::String | Kind::Drop | Kind::Flush if record.version < self.flushed => {
+                RecordKind::String | RecordKind::Drop | RecordKind::Flush if record.version < self.flushed => {
                     outdated.add(log, lsn, record.encoded_bytes());
                 }
-                Kind::String | Kind::Drop => {
+                RecordKind::String | RecordKind::Drop => {
                     let is_away = takes_no(&record, &mut room);
                     heaps[router.range_of(record.key)].push(&record, log, lsn, is_away);
                 }
-                Kind::Flush => flushes.push((log, lsn, record.encoded_bytes())),
-                Kind::Field | Kind::Member | Kind::Element | Kind::Scored | Kind::Remove | Kind::Expire => {}
+                RecordKind::Flush => flushes.push((log, lsn, record.encoded_bytes())),
+                RecordKind::Field
+                | RecordKind::Member
+                | RecordKind::Element
+                | RecordKind::Scored
+                | RecordKind::Remove
+                | RecordKind::Expire => {}
             });
             *error = read.err().map(|error| (at, error));
             error.is_none()
@@ -319,14 +324,14 @@ impl<M: Places> Start<'_, M> {
             let log = piece.log();
             let SiftedCells { bytes, lists, outdated, error } = sifted;
             let read = piece.read(*medium, bytes, |lsn, record| {
-                if is_base(record.kind) || record.kind == Kind::Flush {
+                if is_base(record.kind) || record.kind == RecordKind::Flush {
                     return;
                 }
                 if record.version < self.flushed {
                     outdated.add(log, lsn, record.encoded_bytes());
                     return;
                 }
-                if record.kind == Kind::Element && !lists.contains(record.key) {
+                if record.kind == RecordKind::Element && !lists.contains(record.key) {
                     lists.insert(record.key.to_vec());
                 }
                 store.apply_found_cell(&record, Origin { log, lsn, version: record.version });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ksf_store::format::{Batch, BatchHeader, Kind, Lsn, Malformed, Record, SegmentHeader, Standing};
+use ksf_store::format::{Batch, BatchHeader, Lsn, Malformed, Record, RecordKind, SegmentHeader, Standing};
 use ksf_store::index::leaf::{OLDER_MAX, Origin, Value};
 use ksf_store::log::Geometry;
 use ksf_store::recover::{Found, RecoverError};
@@ -16,7 +16,7 @@ pub(crate) struct Verdict {
     end: Lsn,
     promised: Lsn,
     epoch: u32,
-    records: Vec<(Lsn, Kind, u64)>,
+    records: Vec<(Lsn, RecordKind, u64)>,
 }
 
 impl Verdict {
@@ -93,7 +93,7 @@ struct Reader {
     end: Lsn,
     promised: Lsn,
     epoch: u32,
-    records: Vec<(Lsn, Kind, u64)>,
+    records: Vec<(Lsn, RecordKind, u64)>,
 }
 
 impl Reader {
@@ -162,9 +162,9 @@ pub(crate) fn compare(store: &Store, shards: &[Shard], found: &[Found], media: &
             let bytes = record.encoded_bytes() as u64;
             match record.kind {
                 _ if record.version < flushed => {}
-                Kind::Flush => flush = Some((origin, bytes)),
-                Kind::String | Kind::Drop => {
-                    let (is_gone, value) = (record.kind == Kind::Drop, record.value.to_vec());
+                RecordKind::Flush => flush = Some((origin, bytes)),
+                RecordKind::String | RecordKind::Drop => {
+                    let (is_gone, value) = (record.kind == RecordKind::Drop, record.value.to_vec());
                     let base = Base { origin, bytes, is_gone, value, expires_ms: record.expires_ms };
                     bases.entry(record.key.to_vec()).or_default().push(base);
                 }

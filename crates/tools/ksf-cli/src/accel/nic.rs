@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use ksf_nic::{
-    CpuSet, Finding, Group, Intent, Item, Netlink, NicError, NicReport, Plan, PlannedAction, ReceiveSteering,
-    RecordFolder, Setting, Tree, Tuner, Wish,
+    CpuSet, Finding, Group, Intent, Item, Netlink, NicError, NicReport, PlannedAction, ReceiveSteering, RecordFolder,
+    Setting, Tree, Tuner, TuningPlan, Wish,
 };
 use serde::Serialize;
 
@@ -190,7 +190,7 @@ fn plan(args: &PlanArgs) -> Result<ExitCode, Failure> {
 
 fn apply(args: &ApplyArgs) -> Result<ExitCode, Failure> {
     let mut shown = Ok(());
-    let announce = |plan: &Plan| shown = plan_text(plan, &args.output).and_then(|text| show(&text));
+    let announce = |plan: &TuningPlan| shown = plan_text(plan, &args.output).and_then(|text| show(&text));
     let report = tuner(&args.state)?.apply(&args.iface, &args.wish.wish(), args.yes, announce).map_err(failure)?;
     shown?;
     show(&report_text("apply", &report, &args.output)?)?;
@@ -263,7 +263,7 @@ fn json<T: Serialize>(document: &'static str, body: &T) -> Result<String, Failur
     json_line(&Document { schema: SCHEMA, document, body })
 }
 
-fn plan_text(plan: &Plan, output: &OutputFlags) -> Result<String, Failure> {
+fn plan_text(plan: &TuningPlan, output: &OutputFlags) -> Result<String, Failure> {
     if output.json {
         return json("plan", plan);
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::drive::connection::{Life, Terms, TimeLimit};
-use crate::drive::plan::{Destination, Plan};
+use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::probe::answering_endpoints;
 use crate::drive::protocol::Protocol;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::drive::worker::ns;
 use crate::error::LoadError;
 use crate::options::numbers::{NumberError, parse_u64};
@@ -175,7 +175,7 @@ pub(crate) struct ToolDefaults {
 /// Everything that is known before the first connection, checked and with defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct CallPlan {
-    pub(crate) drive: Plan,
+    pub(crate) drive: DrivePlan,
     pub(crate) target: Target,
     pub(crate) socket: SocketOptions,
     /// With defaults filled in.
@@ -259,7 +259,7 @@ impl CallArgs {
         };
         let destination = Destination::Kept { target: target.clone(), endpoints: Vec::new(), socket: socket.clone() };
         Ok(CallPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace: args.pace.fill(Arrival::Constant),
                 blocking: rate.is_none(),
                 wait_all: synchronous,
@@ -272,7 +272,7 @@ impl CallArgs {
                 pinning: self.cpus.pinning()?,
                 nice: Some(nice),
                 spin: self.pace.spin,
-                ..Plan::new(tool.name, destination, terms)
+                ..DrivePlan::new(tool.name, destination, terms)
             },
             target,
             socket,
@@ -295,7 +295,7 @@ impl CallPlan {
 
     /// Fits the plan to messages of `message_bytes` whose identifiers have `id_bits` bits.
     fn fit_identifiers(&mut self, message_bytes: usize, id_bits: u32) -> Result<(), LoadError> {
-        let most = Table::most_in_flight(id_bits);
+        let most = RequestTable::most_in_flight(id_bits);
         let in_flight = self.drive.in_flight;
         if in_flight > most {
             return usage(format!(

@@ -23,7 +23,7 @@
 use crate::calls::args::CallPlan;
 use crate::drive::plan::Pace;
 use crate::drive::spin::ClientSpin;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::running::{Running, median_of_sorted, per};
 
 /// Which table.
@@ -42,7 +42,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    pub(crate) fn add(&mut self, run: &Run<()>) {
+    pub(crate) fn add(&mut self, run: &RunRecord<()>) {
         self.rate_per_s.add(run.rate_per_s());
         self.median_us.add(us(run.latencies.at_percent(50.0)));
         self.mean_us.add(run.latencies.mean_ns() / 1e3);
@@ -108,7 +108,7 @@ pub(crate) fn header(style: Style, plan: &CallPlan) -> String {
 }
 
 /// The line of one run. `history` already contains it.
-pub(crate) fn row(style: Style, plan: &CallPlan, run: &Run<()>, history: &History) -> String {
+pub(crate) fn row(style: Style, plan: &CallPlan, run: &RunRecord<()>, history: &History) -> String {
     let mut cells = Vec::new();
     let latency = |percent: f64| fit(us(run.latencies.at_percent(percent)), 7);
     match style {
@@ -204,7 +204,7 @@ mod tests {
         crate::calls::args::tests::plan(&format!("localhost {options}")).unwrap()
     }
 
-    fn summary(scale: u64) -> Run<()> {
+    fn summary(scale: u64) -> RunRecord<()> {
         let ns: Vec<u64> = (1..=1000).map(|i| i * 10 * scale).collect();
         run(1, vec![thread(0, 1_000_000 * scale, &ns)])
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::calls::args::{CallArgs, CallPlan};
 use crate::record::Fault;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::running::Running;
 use crate::report::document::{
     CallsReport, Document, LatencyReport, OpenReport, SpinReport, ThreadReport, micro, milli, nano,
@@ -108,7 +108,7 @@ pub struct Spread {
 }
 
 impl CallRunReport {
-    pub(crate) fn of(plan: &CallPlan, run: &Run<()>) -> CallRunReport {
+    pub(crate) fn of(plan: &CallPlan, run: &RunRecord<()>) -> CallRunReport {
         let record = &run.record;
         CallRunReport {
             run: run.number,

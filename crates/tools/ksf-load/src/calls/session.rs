@@ -9,7 +9,7 @@ use crate::calls::report::{CallBody, CallReport, CallRunReport, FORMAT, Spread, 
 use crate::drive::protocol::{Client, Protocol};
 use crate::drive::threads;
 use crate::error::LoadError;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::{Faults, Latencies};
 use crate::report::document::{Document, LatencyReport, TargetReport, print, say};
 use crate::report::files::Files;
@@ -119,7 +119,7 @@ impl<'a> Session<'a> {
     }
 
     /// Takes a run's results; returns whether another run makes sense.
-    fn take(&mut self, run: &Run<()>, io: &mut Io<'_>) -> Result<bool, LoadError> {
+    fn take(&mut self, run: &RunRecord<()>, io: &mut Io<'_>) -> Result<bool, LoadError> {
         let record = &run.record;
         self.history.add(run);
         self.latencies.merge(&run.latencies);
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
     }
 
     /// The first faults are told when they happen: an endless measurement has no end to tell them at.
-    fn note_faults(&mut self, run: &Run<()>, io: &mut Io<'_>) {
+    fn note_faults(&mut self, run: &RunRecord<()>, io: &mut Io<'_>) {
         for (index, thread) in run.threads.iter().enumerate() {
             for note in &thread.record.notes {
                 self.note(format!("run {}, thread {index}: {}", run.number, note.text), io);
@@ -235,7 +235,7 @@ impl<'a> Session<'a> {
 }
 
 /// What is doubtful about a run.
-fn about_run(plan: &CallPlan, run: &Run<()>) -> Vec<Warning> {
+fn about_run(plan: &CallPlan, run: &RunRecord<()>) -> Vec<Warning> {
     let remedy = match plan.drive.batch == 1 && !plan.socket.transport.is_datagram() {
         true => "add threads (-j) on CPUs of their own (--cpu), or several messages per send (--batch)",
         false => "add threads (-j) on CPUs of their own (--cpu)",
@@ -247,7 +247,7 @@ fn about_run(plan: &CallPlan, run: &Run<()>) -> Vec<Warning> {
 }
 
 /// `-v`: what the table has no column for.
-fn details(run: &Run<()>) -> String {
+fn details(run: &RunRecord<()>) -> String {
     let record = &run.record;
     format!(
         "run {}: {} sends, {} receives, at most {} replies per receive, {} reordered, client CPU {:.1} % of a CPU",

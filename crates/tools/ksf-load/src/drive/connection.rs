@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::drive::protocol::{Client, Operation, Ticket};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::record::sink::Share;
 use crate::record::{End, Fault, Moment, Record, Sink};
 
@@ -119,9 +119,9 @@ pub(crate) enum Phase {
 
 /// One connection, or the place for one.
 #[derive(Debug)]
-pub(crate) struct Connection<C> {
+pub(crate) struct ClientConnection<C> {
     client: C,
-    table: Table,
+    table: RequestTable,
     share: Share,
     /// From 0, over all threads.
     number: u32,
@@ -138,9 +138,9 @@ pub(crate) struct Connection<C> {
     progress_bytes: u64,
 }
 
-impl<C: Client> Connection<C> {
-    pub(crate) fn new(client: C, table: Table, number: u32) -> Connection<C> {
-        Connection {
+impl<C: Client> ClientConnection<C> {
+    pub(crate) fn new(client: C, table: RequestTable, number: u32) -> ClientConnection<C> {
+        ClientConnection {
             client,
             table,
             share: Share::default(),

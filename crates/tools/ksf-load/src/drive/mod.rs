@@ -1,11 +1,11 @@
 //! Drives the load: threads, connections, the closed and the open loop, time limits.
 //!
 //! ```text
-//!   Plan -> threads: pinned, let go together
+//!   DrivePlan -> threads: pinned, let go together
 //!             +-> Worker: sockets, one thread
 //!                   | blocking: one connection, waits in its receive calls    events: many connections, or a schedule
-//!                   +-> Connection: what an event means, time limits; no socket and no clock
-//!                         | Table: what is in flight, what an identifier means
+//!                   +-> ClientConnection: what an event means, time limits; no socket and no clock
+//!                         | RequestTable: what is in flight, what an identifier means
 //!                         | Client, Mix: the protocol
 //!                         +-> Record
 //! ```

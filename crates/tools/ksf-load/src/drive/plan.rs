@@ -40,7 +40,7 @@ pub(crate) enum Destination {
 
 /// How the load is driven.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct DrivePlan {
     pub(crate) tool: &'static str,
     pub(crate) destination: Destination,
     pub(crate) terms: Terms,
@@ -76,10 +76,10 @@ pub(crate) struct Plan {
     pub(crate) spin: ClientSpin,
 }
 
-impl Plan {
+impl DrivePlan {
     /// A closed loop of one thread with one connection and one request in flight, until the user stops it.
-    pub(crate) fn new(tool: &'static str, destination: Destination, terms: Terms) -> Plan {
-        Plan {
+    pub(crate) fn new(tool: &'static str, destination: Destination, terms: Terms) -> DrivePlan {
+        DrivePlan {
             tool,
             destination,
             terms,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::drive::clock::monotonic_ns;
-use crate::drive::connection::{Connection, Context, Terms};
+use crate::drive::connection::{ClientConnection, Context, Terms};
 use crate::drive::protocol::{Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::socket::{Socket, SocketOptions};
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::options::target::Endpoint;
 use crate::record::Record;
 
@@ -31,8 +31,8 @@ pub(crate) fn answering_endpoints<P: Protocol>(
     let answers = |endpoint: &&Endpoint| {
         let Ok(socket) = Socket::connect_to(endpoint, &options) else { return false };
         let now_ns = monotonic_ns();
-        let table = Table::new(1, protocol.id_bits(), mix(now_ns) as u32);
-        let mut connection = Connection::new(protocol.client(0), table, 0);
+        let table = RequestTable::new(1, protocol.id_bits(), mix(now_ns) as u32);
+        let mut connection = ClientConnection::new(protocol.client(0), table, 0);
         let mut record = Record::new(protocol.operations(), false);
         let mut cx = Context { now_ns, terms, record: &mut record };
         connection.open(0, now_ns, &mut cx);

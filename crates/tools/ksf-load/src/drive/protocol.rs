@@ -147,14 +147,14 @@ impl<C: Client<Operation = ()>, F: Fn() -> C + Sync> Protocol for Uniform<F> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::drive::table::Table;
+    use crate::drive::table::RequestTable;
     use crate::record::sink::Share;
     use crate::record::{Moment, Record};
 
     /// A client with all that its connection has, but for the connection.
     pub(crate) struct Bench<C: Client> {
         pub(crate) client: C,
-        pub(crate) table: Table,
+        pub(crate) table: RequestTable,
         pub(crate) share: Share,
         pub(crate) record: Record<C::Counters>,
         /// Whether the stream cannot be read any further.
@@ -164,11 +164,11 @@ pub(crate) mod tests {
 
     impl<C: Client<Operation = ()>> Bench<C> {
         pub(crate) fn new(client: C, in_flight: usize) -> Bench<C> {
-            Bench::with_table(client, Table::new(in_flight, 32, 77))
+            Bench::with_table(client, RequestTable::new(in_flight, 32, 77))
         }
 
         pub(crate) fn of<P: Protocol<Client = C>>(protocol: &P, in_flight: usize) -> Bench<C> {
-            Bench::with_table(protocol.client(0), Table::new(in_flight, protocol.id_bits(), 3))
+            Bench::with_table(protocol.client(0), RequestTable::new(in_flight, protocol.id_bits(), 3))
         }
 
         /// Sends so many requests; returns their bytes.
@@ -183,7 +183,7 @@ pub(crate) mod tests {
     }
 
     impl<C: Client> Bench<C> {
-        pub(crate) fn with_table(client: C, table: Table) -> Bench<C> {
+        pub(crate) fn with_table(client: C, table: RequestTable) -> Bench<C> {
             let (share, record) = (Share::default(), Record::new(4, false));
             Bench { client, table, share, record, broken: false, held: Vec::new() }
         }

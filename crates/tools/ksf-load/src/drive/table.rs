@@ -59,7 +59,7 @@ impl Slot {
 
 /// The table of requests in flight.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct RequestTable {
     slots: Box<[Slot]>,
     /// Ring of free slot numbers: `free_len` of them from `free_head`.
     free: Box<[u32]>,
@@ -73,15 +73,15 @@ pub(crate) struct Table {
     next_index: u64,
 }
 
-impl Table {
+impl RequestTable {
     /// A table for up to `in_flight` requests whose identifiers have `id_bits` bits on the wire (at most 32).
     ///
-    /// The caller makes sure that the slots fit the identifier: see [`Table::most_in_flight`].
-    pub(crate) fn new(in_flight: usize, id_bits: u32, base: u32) -> Table {
+    /// The caller makes sure that the slots fit the identifier: see [`RequestTable::most_in_flight`].
+    pub(crate) fn new(in_flight: usize, id_bits: u32, base: u32) -> RequestTable {
         let slot_bits = in_flight.next_power_of_two().trailing_zeros();
         assert!(slot_bits <= id_bits && id_bits <= 32, "checked when the plan was made");
         let id_mask = u32::MAX >> (32 - id_bits);
-        Table {
+        RequestTable {
             slots: vec![Slot::EMPTY; in_flight].into(),
             free: (0..in_flight as u32).collect(),
             free_head: 0,
@@ -128,7 +128,7 @@ impl Table {
         slot.live.then_some(slot.request.start_ns)
     }
 
-    /// Takes a slot for a new request. Must only be called when [`Table::has_room`].
+    /// Takes a slot for a new request. Must only be called when [`RequestTable::has_room`].
     #[inline]
     pub(crate) fn issue(&mut self, start_ns: u64, operation: u8) -> (u32, u64) {
         debug_assert!(self.has_room());
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn identifiers_count_up_when_replies_come_in_order() {
-        let mut table = Table::new(4, 32, 0);
+        let mut table = RequestTable::new(4, 32, 0);
         for expected in 0..100 {
             let (id, index) = table.issue(0, 0);
             assert_eq!((id, index), (expected, u64::from(expected)));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_second_reply_is_a_duplicate_however_late() {
-        let mut table = Table::new(2, 32, 0x1234_5678);
+        let mut table = RequestTable::new(2, 32, 0x1234_5678);
         let (first, _) = table.issue(0, 0);
         answer(table.settle(first));
         assert_eq!(table.settle(first), Settled::Duplicate);
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_was_never_sent_is_unknown() {
-        let mut table = Table::new(3, 32, 0);
+        let mut table = RequestTable::new(3, 32, 0);
         assert_eq!(table.settle(0), Settled::Unknown, "nothing sent yet");
         let (id, _) = table.issue(0, 0);
         assert_eq!(table.settle(3), Settled::Unknown, "no such slot");
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_lost_request_is_late_once_then_a_duplicate() {
-        let mut table = Table::new(1, 32, 9);
+        let mut table = RequestTable::new(1, 32, 9);
         let (id, _) = table.issue(100, 0);
         assert_eq!(table.expire(100), 0);
         assert_eq!(table.expire(101), 1);
@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn narrow_identifiers_still_tell_duplicates() {
         // One byte on the wire: one slot bit for two in flight, seven bits of generation.
-        let mut table = Table::new(2, 8, 0x55);
+        let mut table = RequestTable::new(2, 8, 0x55);
         for _ in 0..1000 {
             let (id, _) = table.issue(0, 0);
             assert!(id < 256);
@@ -299,7 +299,7 @@ mod tests {
             assert_eq!(table.settle(id), Settled::Duplicate);
         }
         assert_eq!(table.settle(256), Settled::Unknown);
-        assert_eq!(Table::most_in_flight(8), 128);
+        assert_eq!(RequestTable::most_in_flight(8), 128);
     }
 
     proptest! {
@@ -310,7 +310,7 @@ mod tests {
             base: u32,
             steps in proptest::collection::vec((0u8..3, any::<usize>()), 1..400),
         ) {
-            let mut table = Table::new(slots, 32, base);
+            let mut table = RequestTable::new(slots, 32, base);
             let mut live: Vec<(u32, u64)> = Vec::new();
             let mut done: Vec<u32> = Vec::new();
             for (action, pick) in steps {
@@ -334,7 +334,7 @@ mod tests {
 
         #[test]
         fn ordered_settling_returns_requests_in_order(slots in 1usize..9, plan in proptest::collection::vec(any::<bool>(), 1..200)) {
-            let mut table = Table::new(slots, 32, 0);
+            let mut table = RequestTable::new(slots, 32, 0);
             let mut expected = 0;
             for send in plan {
                 if send && table.has_room() {

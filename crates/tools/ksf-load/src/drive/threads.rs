@@ -6,11 +6,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::drive::clock::{monotonic_ns, unix_seconds};
-use crate::drive::plan::{Pace, Plan};
+use crate::drive::plan::{DrivePlan, Pace};
 use crate::drive::protocol::{CountersOf, Protocol};
-use crate::drive::worker::{Shared, Worker};
+use crate::drive::worker::{RunControl, Worker};
 use crate::error::LoadError;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 
 /// How often the watching thread looks.
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
@@ -25,12 +25,12 @@ pub(crate) struct Progress {
 
 /// Runs the plan once, as run `number`. Sets `stop` where a thread fails: what the others do is for nothing.
 pub(crate) fn run<P: Protocol>(
-    plan: &Plan,
+    plan: &DrivePlan,
     protocol: &P,
     number: u64,
     stop: &AtomicBool,
     mut watch: impl FnMut(Progress),
-) -> Result<Run<CountersOf<P>>, LoadError> {
+) -> Result<RunRecord<CountersOf<P>>, LoadError> {
     let settled: Vec<AtomicU64> = (0..plan.threads).map(|_| AtomicU64::new(0)).collect();
     let (reports, inbox) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ pub(crate) fn run<P: Protocol>(
                 .spawn_scoped(scope, move || {
                     let ready = or_panicked(thread, || {
                         prepare(plan, thread, cpu)?;
-                        Worker::new(plan, protocol, number, thread, cpu, Shared { stop, settled })
+                        Worker::new(plan, protocol, number, thread, cpu, RunControl { stop, settled })
                     });
                     let worker = match ready {
                         Ok(worker) => worker,
@@ -81,7 +81,7 @@ pub(crate) fn run<P: Protocol>(
             }
         }
         threads.sort_by_key(|(thread, _)| *thread);
-        Ok(Run::new(number, started_unix_s, threads.into_iter().map(|(_, ran)| ran).collect()))
+        Ok(RunRecord::new(number, started_unix_s, threads.into_iter().map(|(_, ran)| ran).collect()))
     })
 }
 
@@ -91,7 +91,7 @@ fn or_panicked<T>(thread: usize, work: impl FnOnce() -> Result<T, LoadError>) ->
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(LoadError::Panicked { thread }))
 }
 
-fn prepare(plan: &Plan, thread: usize, cpu: Option<usize>) -> Result<(), LoadError> {
+fn prepare(plan: &DrivePlan, thread: usize, cpu: Option<usize>) -> Result<(), LoadError> {
     if let Some(cpu) = cpu {
         ksf::cpus::pin_to(cpu).map_err(|error| {
             LoadError::system(format!("cannot run thread {thread} on CPU {cpu} (see --cpu and --no-pin)"), error)
@@ -185,7 +185,7 @@ mod tests {
                 socket: SocketOptions::new(Transport::Tcp, PATIENCE),
             };
             let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: u64::MAX >> 8 };
-            let plan = Plan { connections: 2, threads: 2, ..Plan::new("test", destination, terms) };
+            let plan = DrivePlan { connections: 2, threads: 2, ..DrivePlan::new("test", destination, terms) };
             let (sender, result) = mpsc::channel();
             std::thread::spawn(move || {
                 let stop = AtomicBool::new(false);

@@ -9,14 +9,14 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 
 use crate::drive::clock::{monotonic_ns, thread_cpu_ns, thread_runqueue_wait_ns};
-use crate::drive::connection::{Connection, Context, Next, Phase, Terms};
-use crate::drive::plan::{Destination, Plan};
+use crate::drive::connection::{ClientConnection, Context, Next, Phase, Terms};
+use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::protocol::{Client, CountersOf, Mix, Protocol};
 use crate::drive::random::mix;
 use crate::drive::schedule::{Lateness, Schedule};
 use crate::drive::socket::{Socket, dropped_datagrams, is_apart};
 use crate::drive::spin::Spinner;
-use crate::drive::table::Table;
+use crate::drive::table::RequestTable;
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
 use crate::record::Record;
@@ -36,7 +36,7 @@ const STOPPED_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// What a thread shares with the one that watches.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct RunControl<'a> {
     /// Set when the user wants to stop.
     pub(crate) stop: &'a AtomicBool,
     /// Replies settled so far, roughly: for the progress line.
@@ -45,7 +45,7 @@ pub(crate) struct Shared<'a> {
 
 /// A connection and its bytes, or the room for one.
 pub(super) struct Slot<C> {
-    pub(super) connection: Connection<C>,
+    pub(super) connection: ClientConnection<C>,
     pub(super) socket: Option<OwnedFd>,
     /// Only of connections that are to last.
     peer: Option<Endpoint>,
@@ -86,10 +86,10 @@ pub(super) struct Open {
 
 /// One thread of a run.
 pub(crate) struct Worker<'a, P: Protocol> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a DrivePlan,
     pub(super) thread: usize,
     cpu: Option<usize>,
-    shared: Shared<'a>,
+    shared: RunControl<'a>,
     pub(super) terms: Terms,
     pub(super) is_datagram: bool,
     pub(super) slots: Vec<Slot<P::Client>>,
@@ -121,12 +121,12 @@ pub(crate) struct Worker<'a, P: Protocol> {
 impl<'a, P: Protocol> Worker<'a, P> {
     /// Prepares the thread's part of the plan; connections that are to last are made.
     pub(crate) fn new(
-        plan: &'a Plan,
+        plan: &'a DrivePlan,
         protocol: &P,
         run: u64,
         thread: usize,
         cpu: Option<usize>,
-        shared: Shared<'a>,
+        shared: RunControl<'a>,
     ) -> Result<Self, LoadError> {
         let mut slots = Vec::new();
         let mut is_datagram = false;
@@ -145,10 +145,10 @@ impl<'a, P: Protocol> Worker<'a, P> {
                     base = id_base(run, thread);
                 }
             }
-            let table = Table::new(plan.room(number), protocol.id_bits(), base);
+            let table = RequestTable::new(plan.room(number), protocol.id_bits(), base);
             let (socket, peer) = connected.map(|socket| (socket.fd, socket.peer)).unzip();
             slots.push(Slot {
-                connection: Connection::new(client, table, number as u32),
+                connection: ClientConnection::new(client, table, number as u32),
                 socket,
                 peer,
                 out: Vec::new(),

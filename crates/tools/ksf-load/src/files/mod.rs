@@ -8,7 +8,7 @@ pub(crate) mod shares;
 use crate::record::Fault;
 
 pub use self::args::FileArgs;
-pub use self::shares::{Kind, Shares};
+pub use self::shares::{FileOperation, Shares};
 
 /// What is wrong with a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use crate::drive::protocol;
 use crate::drive::random::{Random, sub_seed};
 
 /// Operations of a protocol.
-pub trait Kind: Copy + PartialEq + Send + Sync + 'static {
+pub trait FileOperation: Copy + PartialEq + Send + Sync + 'static {
     /// All of them, each at the place of its number.
     const ALL: &'static [Self];
     /// The protocol's word for one.
@@ -27,7 +27,7 @@ pub struct Shares<K> {
     shares: Vec<(K, u32)>,
 }
 
-impl<K: Kind> Shares<K> {
+impl<K: FileOperation> Shares<K> {
     /// True if an operation has a share.
     pub(crate) fn has(&self, kind: K) -> bool {
         self.kinds().any(|one| one == kind)
@@ -45,7 +45,7 @@ impl<K: Kind> Shares<K> {
     }
 }
 
-impl<K: Kind> FromStr for Shares<K> {
+impl<K: FileOperation> FromStr for Shares<K> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -70,7 +70,7 @@ impl<K: Kind> FromStr for Shares<K> {
     }
 }
 
-impl<K: Kind> protocol::Operation for K {
+impl<K: FileOperation> protocol::Operation for K {
     fn class(&self) -> u8 {
         self.number()
     }
@@ -84,7 +84,7 @@ pub(crate) struct Draws<K> {
     random: Random,
 }
 
-impl<K: Kind> Draws<K> {
+impl<K: FileOperation> Draws<K> {
     pub(crate) fn new(mix: &Shares<K>, seed: u64, thread: usize) -> Self {
         let mut end = 0;
         let ends = mix.shares.iter().map(|&(kind, share)| {
@@ -95,7 +95,7 @@ impl<K: Kind> Draws<K> {
     }
 }
 
-impl<K: Kind> protocol::Mix for Draws<K> {
+impl<K: FileOperation> protocol::Mix for Draws<K> {
     type Operation = K;
 
     fn draw(&mut self) -> K {

@@ -35,7 +35,7 @@ use self::url::{Url, check_header, is_token};
 use crate::drive::connection::{CloseBy, Life, Terms, TimeLimit};
 use crate::drive::descriptors::raise_descriptors;
 use crate::drive::pin::Pinning;
-use crate::drive::plan::{Destination, Plan};
+use crate::drive::plan::{Destination, DrivePlan};
 use crate::drive::schedule::Arrival;
 use crate::drive::threads;
 use crate::drive::worker::ns;
@@ -271,7 +271,7 @@ impl LoadHttpArgs {
             ..self.clone()
         };
         Ok(HttpPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace: args.pace.fill(Arrival::Poisson),
                 connections,
                 requests: self.count,
@@ -281,7 +281,7 @@ impl LoadHttpArgs {
                 threads,
                 pinning,
                 spin: self.pace.spin,
-                ..Plan::new(
+                ..DrivePlan::new(
                     "http",
                     Destination::Renewed(Vec::new()),
                     Terms { life, limit, timeout_ns: ns(self.timeout) },

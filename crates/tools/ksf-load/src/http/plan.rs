@@ -7,7 +7,7 @@ use super::LoadHttpArgs;
 use super::client::Exchange;
 use super::response::Expected;
 use super::url::Url;
-use crate::drive::plan::{Destination, Plan, Route};
+use crate::drive::plan::{Destination, DrivePlan, Route};
 use crate::drive::socket::{Socket, SocketOptions, Transport};
 use crate::error::LoadError;
 use crate::options::target::Endpoint;
@@ -19,7 +19,7 @@ const SEGMENT_BYTES: usize = 1200;
 /// The plan of one run.
 #[derive(Debug, Clone)]
 pub(crate) struct HttpPlan {
-    pub(crate) drive: Plan,
+    pub(crate) drive: DrivePlan,
     pub(crate) urls: Vec<Url>,
     pub(crate) expected: Expected,
     /// With defaults filled in.

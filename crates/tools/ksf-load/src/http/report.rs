@@ -13,9 +13,9 @@ use super::server_cpu::Used;
 use crate::drive::plan::Route;
 use crate::drive::protocol::Protocol;
 use crate::options::name;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::running;
-use crate::record::tally::Kind;
+use crate::record::tally::TallyKind;
 use crate::record::{End, Fault, Latencies, Note};
 use crate::report::document::{
     Document, LatencyReport, OpenReport, SpinReport, TargetReport, ThreadReport, micro, milli, nano,
@@ -183,7 +183,7 @@ pub struct ServerReport {
 /// What a run of http measured.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    pub(crate) run: Run<HttpCounters>,
+    pub(crate) run: RunRecord<HttpCounters>,
     pub(crate) server: Option<Used>,
     /// By how much the kernel's counters rose.
     pub(crate) kernel: BTreeMap<String, Option<u64>>,
@@ -419,7 +419,7 @@ fn about_run(plan: &HttpPlan, measured: &Measured) -> Vec<Warning> {
     warnings
 }
 
-fn notes(run: &Run<HttpCounters>) -> Vec<String> {
+fn notes(run: &RunRecord<HttpCounters>) -> Vec<String> {
     let mut notes: Vec<&Note> = run.record.notes.iter().collect();
     notes.sort_by_key(|note| note.at_ns);
     let seconds = |note: &Note| note.at_ns.saturating_sub(run.start_ns()) as f64 / 1e9;

@@ -149,7 +149,7 @@ fn digits(number: u64) -> [u8; KEY_DIGITS] {
 
 /// What the connections of a run share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct KvWorkload {
     pub(super) space: Space,
     pub(super) values: Values,
     pub(super) frames: Frames,
@@ -173,7 +173,7 @@ enum Asked {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct KvClient {
-    shared: Arc<Shared>,
+    shared: Arc<KvWorkload>,
     connection: u64,
     request: Vec<u8>,
     asked: VecDeque<Asked>,
@@ -187,7 +187,7 @@ pub(super) struct KvClient {
 
 impl KvClient {
     /// At most `in_flight` commands are sent before their replies.
-    pub(super) fn new(shared: Arc<Shared>, connection: u32, in_flight: usize) -> KvClient {
+    pub(super) fn new(shared: Arc<KvWorkload>, connection: u32, in_flight: usize) -> KvClient {
         let together = if shared.witness.is_some() { WRITTEN_TOGETHER.min(in_flight) } else { 0 };
         KvClient {
             request: Vec::with_capacity(shared.frames.command_bytes_max()),
@@ -212,7 +212,7 @@ impl KvClient {
     }
 
     fn put_write(&mut self, key: u64, size: u16) -> Asked {
-        let Shared { space, values, frames, .. } = &*self.shared;
+        let KvWorkload { space, values, frames, .. } = &*self.shared;
         let written = Written { key, version: space.next_version(key) };
         frames.put_set(&mut self.request, values, written, size);
         Asked::Set(written)
@@ -272,7 +272,7 @@ impl KvClient {
         request: Request,
         sink: &mut Sink<'_, KvCounters>,
     ) {
-        let Shared { space, values, .. } = &*self.shared;
+        let KvWorkload { space, values, .. } = &*self.shared;
         let floor = self.floor_by_now(key, floor);
         let ceiling = if self.is_own(key) { ceiling } else { space.ceiling(key) };
         let name = || self.name(key);
@@ -356,7 +356,7 @@ impl Client for KvClient {
         }
         let asked = match *command {
             Command::Get { key } => {
-                let Shared { space, frames, .. } = &*self.shared;
+                let KvWorkload { space, frames, .. } = &*self.shared;
                 frames.put_get(&mut self.request, key);
                 Asked::Get { key, floor: space.floor(key), ceiling: space.ceiling(key) }
             }

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use self::client::{Frames, KvClient, KvCounters, Shared, Witness};
+use self::client::{Frames, KvClient, KvCounters, KvWorkload, Witness};
 use self::journal::{Journal, Journaled};
 use self::keys::Choice;
 use self::mix::{CLASSES, Commands};
@@ -34,13 +34,13 @@ use self::space::Space;
 use self::values::{VALUE_BYTES_MAX, VALUE_BYTES_MIN, Values};
 use crate::drive::clock::unix_seconds;
 use crate::drive::descriptors::raise_descriptors;
-use crate::drive::plan::Plan;
+use crate::drive::plan::DrivePlan;
 use crate::drive::protocol::Protocol;
 use crate::drive::random::mix;
 use crate::drive::threads;
 use crate::error::LoadError;
 use crate::options::{CpuArgs, OutputArgs, PaceArgs, number, positive_time, reports};
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::report::document::say;
 use crate::report::files::Files;
 use crate::report::{Io, with_process_io};
@@ -231,7 +231,7 @@ pub fn run_with(args: &LoadKvArgs, io: &mut Io<'_>) -> Result<KvReport, LoadErro
 }
 
 /// Writes all keys, then runs the load; what the last of them did.
-fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCounters>, Stage), LoadError> {
+fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(RunRecord<KvCounters>, Stage), LoadError> {
     let new_run = mix(unix_seconds().to_bits() ^ u64::from(std::process::id()) << 32);
     let begun = journal.map(|path| Journal::begin(path, new_run, plan.args.keys, &plan.args.prefix)).transpose()?;
     let (shared, journal) = match begun {
@@ -243,7 +243,7 @@ fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCou
         }
     };
     let is_new = journal.as_ref().is_none_or(|(_, session)| *session == 1);
-    let run = |drive: &Plan, stage| {
+    let run = |drive: &DrivePlan, stage| {
         let kv = Kv { plan, stage, shared: shared.clone() };
         threads::run(drive, &kv, 1, io.stop, |_| {}).map(|run| (run, stage))
     };
@@ -259,7 +259,7 @@ fn load(plan: &KvPlan, journal: Option<&Path>, io: &Io<'_>) -> Result<(Run<KvCou
 }
 
 /// Reads all keys of a journal.
-fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<Run<KvCounters>, LoadError> {
+fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<RunRecord<KvCounters>, LoadError> {
     // A session of its own, so that all earlier ones may have sent what they have.
     let shared = plan.shared(journaled.run, journaled.session + 1, Some(&journaled.acknowledged), None);
     let kv = Kv { plan, stage: Stage::Audit, shared };
@@ -271,7 +271,7 @@ fn audit(plan: &KvPlan, journaled: &Journaled, io: &Io<'_>) -> Result<Run<KvCoun
 struct Kv<'a> {
     plan: &'a KvPlan,
     stage: Stage,
-    shared: Arc<Shared>,
+    shared: Arc<KvWorkload>,
 }
 
 impl Protocol for Kv<'_> {
@@ -313,13 +313,13 @@ impl KvPlan {
         session: u64,
         acknowledged: Option<&[u64]>,
         witness: Option<Arc<dyn Witness>>,
-    ) -> Arc<Shared> {
+    ) -> Arc<KvWorkload> {
         let longest = self.sizes.iter().copied().max().unwrap_or(VALUE_BYTES_MIN);
         let space = match acknowledged {
             Some(versions) => Space::new(session, versions.iter().copied()),
             None => Space::new(session, (0..self.args.keys).map(|_| 0)),
         };
-        Arc::new(Shared {
+        Arc::new(KvWorkload {
             space,
             values: Values::new(run, longest),
             frames: Frames::new(&self.args.prefix, &self.sizes, &self.login),

@@ -7,7 +7,7 @@ use super::journal::Journaled;
 use super::mix::Shares;
 use crate::drive::connection::{Life, Terms, TimeLimit};
 use crate::drive::pin::Pinning;
-use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::plan::{Destination, DrivePlan, Pace};
 use crate::drive::random::sub_seed;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
@@ -62,7 +62,7 @@ impl Stage {
 /// The plan of one run.
 #[derive(Debug, Clone)]
 pub(super) struct KvPlan {
-    pub(super) drive: Plan,
+    pub(super) drive: DrivePlan,
     pub(super) target: Target,
     pub(super) socket: SocketOptions,
     pub(super) sizes: Vec<usize>,
@@ -115,7 +115,7 @@ impl LoadKvArgs {
         let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
         let destination = Destination::Kept { target: target.clone(), endpoints: Vec::new(), socket: socket.clone() };
         Ok(KvPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace,
                 blocking: !is_open && connections == threads,
                 // As much with one system call as there is, as every client that pipelines does.
@@ -129,7 +129,7 @@ impl LoadKvArgs {
                 threads,
                 pinning,
                 spin: self.pace.spin,
-                ..Plan::new("kv", destination, terms)
+                ..DrivePlan::new("kv", destination, terms)
             },
             target,
             socket,
@@ -179,8 +179,8 @@ impl KvPlan {
     }
 
     /// How all keys are written before the run: as fast as may be.
-    pub(super) fn fill_drive(&self) -> Plan {
-        Plan {
+    pub(super) fn fill_drive(&self) -> DrivePlan {
+        DrivePlan {
             pace: Pace::Closed,
             spread: None,
             in_flight: self.fill_in_flight(),

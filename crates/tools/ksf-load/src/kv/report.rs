@@ -11,7 +11,7 @@ use super::journal::Journaled;
 use super::mix::CLASSES;
 use super::plan::{KvPlan, Stage};
 use crate::record::Fault;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::running::per;
 use crate::report::document::{
     CallsReport, Document, LatencyReport, OpenReport, SpinReport, TargetReport, ThreadReport, micro, milli, nano,
@@ -125,7 +125,7 @@ pub struct AuditReport {
 }
 
 /// The report of a run, or of an audit of a journal.
-pub(super) fn of(plan: &KvPlan, stage: Stage, audited: Option<&Journaled>, run: &Run<KvCounters>) -> KvReport {
+pub(super) fn of(plan: &KvPlan, stage: Stage, audited: Option<&Journaled>, run: &RunRecord<KvCounters>) -> KvReport {
     let record = &run.record;
     let audit = audited.map(|journaled| AuditReport::of(journaled, run));
     let is_whole = audit.as_ref().is_none_or(|audit| audit.unread == 0);
@@ -209,7 +209,7 @@ impl KvBody {
 }
 
 impl AuditReport {
-    fn of(journaled: &Journaled, run: &Run<KvCounters>) -> AuditReport {
+    fn of(journaled: &Journaled, run: &RunRecord<KvCounters>) -> AuditReport {
         let record = &run.record;
         let sum = |faults: &[Fault]| faults.iter().map(|fault| record.faults.count(*fault)).sum::<u64>();
         let lost = sum(&[Fault::Missing, Fault::Old]);
@@ -248,7 +248,7 @@ impl AuditReport {
 }
 
 impl KvRunReport {
-    fn of(plan: &KvPlan, stage: Stage, run: &Run<KvCounters>) -> KvRunReport {
+    fn of(plan: &KvPlan, stage: Stage, run: &RunRecord<KvCounters>) -> KvRunReport {
         let (record, wall_s) = (&run.record, run.wall_s());
         let KvCounters { hits, misses, unchecked, journaled, .. } = record.counters;
         let operations = CLASSES.iter().zip(&record.latencies).map(|(name, latencies)| OperationReport {
@@ -283,7 +283,7 @@ impl KvRunReport {
 }
 
 /// Reasons to doubt the figures.
-fn warnings(plan: &KvPlan, stage: Stage, audited: Option<&Journaled>, run: &Run<KvCounters>) -> Vec<Warning> {
+fn warnings(plan: &KvPlan, stage: Stage, audited: Option<&Journaled>, run: &RunRecord<KvCounters>) -> Vec<Warning> {
     let drive = &plan.drive;
     if stage == Stage::Audit {
         let is_empty = audited.is_some_and(|journaled| journaled.records == 0);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{MOUNT, NFS, Procedure, Results, put_opaque};
 use super::client::put_listing;
-use super::tree::{Caller, MNT, Place, told};
+use super::tree::{Caller, MNT, MountTarget, told};
 use super::{PATIENCE, oncrpc};
 use crate::error::LoadError;
 use crate::files::Wrong;
@@ -33,7 +33,7 @@ impl Listing {
     ///
     /// [`LoadError`]: no connection, an export that cannot be mounted, an entry that is missing, incomplete or there twice.
     pub fn measure(&self, mut wanted: impl FnMut(Duration) -> bool) -> Result<(), LoadError> {
-        let place = Place {
+        let place = MountTarget {
             host: "127.0.0.1".to_owned(),
             port: self.port,
             mount_port: self.mount_port,

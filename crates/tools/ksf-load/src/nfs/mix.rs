@@ -1,7 +1,7 @@
 //! Shares of procedures.
 
 use super::call::Procedure;
-use crate::files::{Kind, Shares};
+use crate::files::{FileOperation, Shares};
 
 /// The shares of SPECsfs2008's NFSv3 load, of a hundred (SPECsfs2008 User's Guide, table of operations).
 const SFS2008: &str = "lookup=24,read=18,write=10,getattr=26,readlink=1,readdir=1,create=1,remove=1,fsstat=1,setattr=4,readdirplus=2,\
@@ -10,7 +10,7 @@ const SFS2008: &str = "lookup=24,read=18,write=10,getattr=26,readlink=1,readdir=
 /// Calls of procedures in shares, as `getattr=64,lookup=12`, or `sfs2008`.
 pub type Mix = Shares<Procedure>;
 
-impl Kind for Procedure {
+impl FileOperation for Procedure {
     const ALL: &'static [Self] = &Procedure::ALL;
     const NOUN: &'static str = "procedure";
     const PUBLISHED: Option<(&'static str, &'static str)> = Some(("sfs2008", SFS2008));

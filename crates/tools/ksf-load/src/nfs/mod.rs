@@ -35,7 +35,7 @@ pub use self::listing::Listing;
 pub use self::mix::Mix;
 
 use self::client::Work;
-use self::tree::{Place, Tree};
+use self::tree::{MountTarget, Tree};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "nfs", port: 2049, iterations: 1, nice: 0 };
 
@@ -118,7 +118,7 @@ pub fn run_with(args: &LoadNfsArgs, io: &mut Io<'_>) -> Result<CallReport, LoadE
     let is_datagram = plan.socket.transport.is_datagram();
     let FilePlan { shape, io_bytes } = args.files(is_datagram)?;
     let credential = oncrpc::credential(&args.auth)?;
-    let place = Place {
+    let place = MountTarget {
         host,
         port,
         mount_port: args.mount_port.map_or(port, |port| port as u16),

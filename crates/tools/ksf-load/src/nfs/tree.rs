@@ -32,7 +32,7 @@ pub(super) const TARGET: &str = "where/it/leads/to";
 
 /// Where the exported folder is, and as whom it is used.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct MountTarget {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) mount_port: u16,
@@ -61,13 +61,13 @@ pub(super) fn own_name(connection: u32) -> String {
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     stream: TcpStream,
-    place: &'a Place,
+    place: &'a MountTarget,
     program: (u32, u32),
     xid: u32,
 }
 
 impl<'a> Caller<'a> {
-    pub(super) fn connect(place: &'a Place, program: (u32, u32), port: u16) -> Result<Self, LoadError> {
+    pub(super) fn connect(place: &'a MountTarget, program: (u32, u32), port: u16) -> Result<Self, LoadError> {
         let host = &place.host;
         let unknown = |source| LoadError::UnknownHost { host: host.clone(), source };
         let mut reasons = Vec::new();
@@ -168,7 +168,7 @@ impl Tree {
     }
 
     /// Mounts the export, and makes the files in a folder of their own.
-    pub(super) fn make(place: &Place, shape: Shape) -> Result<Arc<Self>, LoadError> {
+    pub(super) fn make(place: &MountTarget, shape: Shape) -> Result<Arc<Self>, LoadError> {
         let mut mount = Caller::connect(place, MOUNT, place.mount_port)?;
         let mut path = Vec::new();
         put_opaque(&mut path, place.path.as_bytes());
@@ -228,7 +228,7 @@ impl Tree {
     }
 
     /// Removes all of it. What a measurement has not left, because it was interrupted or did not make it, is none the worse.
-    pub(super) fn remove(&self, place: &Place, connections: u32) -> Result<(), LoadError> {
+    pub(super) fn remove(&self, place: &MountTarget, connections: u32) -> Result<(), LoadError> {
         let mut nfs = Caller::connect(place, NFS, place.port)?;
         let names = (0..self.files.len()).map(file_name).chain([LINK.to_owned()]);
         for name in names {

@@ -9,11 +9,11 @@ use ksf_proto::p9::{Data, HEADER_BYTES, Header, Names, Qid, READ_HEAD_BYTES, Rep
 
 use super::operation::{Load, Operation, Sequence};
 use super::session::{ROOT, Session};
-use super::tree::{FOLDER, Place, Tree};
+use super::tree::{AttachTarget, FOLDER, Tree};
 use crate::drive::protocol::{Client, Protocol, Stream, Ticket};
 use crate::drive::random::mix;
 use crate::files::content::{Subject, file_name};
-use crate::files::{Kind, Wrong};
+use crate::files::{FileOperation, Wrong};
 use crate::record::{Fault, Sink};
 
 /// Bits of the numbers that tags are made of: below NOTAG, which is the largest of 16 bits.
@@ -31,7 +31,7 @@ const TYPE_MASK: u32 = 0o170_000;
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) tree: Arc<Tree>,
-    pub(super) place: Arc<Place>,
+    pub(super) place: Arc<AttachTarget>,
     pub(super) load: Load,
     pub(super) io_bytes: usize,
     pub(super) in_flight: usize,
@@ -93,7 +93,7 @@ impl Protocol for Work {
 #[derive(Debug)]
 pub(super) struct NinepClient {
     tree: Arc<Tree>,
-    place: Arc<Place>,
+    place: Arc<AttachTarget>,
     /// Files are read or written.
     opens: bool,
     /// The only file of this connection, and its parts, which are used in turn.
@@ -327,7 +327,7 @@ mod tests {
         let content = Content::new(Shape { files: 3, file_bytes: FILE_BYTES });
         let qids = (0..3).map(|number| Qid { kind: qid_kind::FILE, version: 5, path: 100 + number }).collect();
         let target = Target::Unix("/none".into());
-        let place = Place { target, aname: String::new(), uid: 0, gid: 0, timeout: Duration::from_secs(1) };
+        let place = AttachTarget { target, aname: String::new(), uid: 0, gid: 0, timeout: Duration::from_secs(1) };
         Work {
             tree: Arc::new(Tree { content, qids, name: String::new() }),
             place: Arc::new(place),
@@ -407,7 +407,7 @@ mod tests {
 
     impl Case {
         fn new(client: NinepClient) -> Self {
-            Case { bench: Bench::with_table(client, crate::drive::table::Table::new(4, TAG_BITS, 0)) }
+            Case { bench: Bench::with_table(client, crate::drive::table::RequestTable::new(4, TAG_BITS, 0)) }
         }
 
         /// Sends a request; returns it with its tag.

@@ -32,7 +32,7 @@ pub use self::operation::{Mix, Operation};
 
 use self::client::{TAG_BITS, Work};
 use self::operation::Load;
-use self::tree::{Place, Tree};
+use self::tree::{AttachTarget, Tree};
 
 const TOOL: ToolDefaults = ToolDefaults { name: "9p", port: 5640, iterations: 1, nice: 0 };
 
@@ -132,7 +132,7 @@ pub fn run_with(args: &LoadNinepArgs, io: &mut Io<'_>) -> Result<CallReport, Loa
     let common = CallArgs { host: address.to_owned(), count: args.count(&files), ..args.common.clone() };
     let plan = common.plan(&TOOL)?;
     let load = args.load(&files, plan.drive.in_flight)?;
-    let place = Arc::new(Place {
+    let place = Arc::new(AttachTarget {
         target: plan.target.clone(),
         aname: aname.to_owned(),
         uid: args.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw()),

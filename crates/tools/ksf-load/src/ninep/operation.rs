@@ -2,7 +2,7 @@
 
 use crate::drive::protocol;
 use crate::files::shares::Draws;
-use crate::files::{Kind, Shares};
+use crate::files::{FileOperation, Shares};
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Operation {
     }
 }
 
-impl Kind for Operation {
+impl FileOperation for Operation {
     const ALL: &'static [Self] = &[Self::Getattr, Self::Walk, Self::Read, Self::Write];
     const NOUN: &'static str = "operation";
     const PUBLISHED: Option<(&'static str, &'static str)> = None;

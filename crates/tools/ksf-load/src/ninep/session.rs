@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use ksf_proto::p9::{HEADER_BYTES, IO_HEAD_BYTES, NO_FID, NO_TAG, Names, Qid, Reply, Request, VERSION};
 
-use super::tree::Place;
+use super::tree::AttachTarget;
 
 /// The fid of the export.
 pub(super) const ROOT: u32 = 0;
@@ -28,7 +28,7 @@ impl<S: Read + Write> Session<S> {
     /// # Errors
     ///
     /// The connection's; the server's; the server refuses the version or the size.
-    pub(super) fn begin(stream: S, io_bytes: usize, place: &Place) -> io::Result<Self> {
+    pub(super) fn begin(stream: S, io_bytes: usize, place: &AttachTarget) -> io::Result<Self> {
         let msize = MSIZE_LEAST.max(io_bytes + IO_HEAD_BYTES);
         let mut session = Self { stream, message: Vec::new(), reply: Vec::new(), msize };
         match session.ask(NO_TAG, &Request::Version { msize: msize as u32, version: VERSION })? {

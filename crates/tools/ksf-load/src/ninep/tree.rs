@@ -23,7 +23,7 @@ const WRITE_BYTES_MAX: usize = 4096;
 
 /// Where the exported folder is, and as whom it is used.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct AttachTarget {
     pub(super) target: Target,
     pub(super) aname: String,
     pub(super) uid: u32,
@@ -43,7 +43,7 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Makes the files in a folder of their own; without `is_filled` they are empty.
-    pub(super) fn make(place: &Place, content: Content, is_filled: bool) -> Result<Arc<Self>, LoadError> {
+    pub(super) fn make(place: &AttachTarget, content: Content, is_filled: bool) -> Result<Arc<Self>, LoadError> {
         let mut tree = Self { content, qids: Vec::new(), name: folder_name() };
         converse(place, "cannot make files", |session| {
             let folder = Request::Mkdir { dfid: ROOT, name: tree.name.as_bytes(), mode: 0o755, gid: place.gid };
@@ -76,7 +76,7 @@ impl Tree {
     }
 
     /// Removes all of it.
-    pub(super) fn remove(&self, place: &Place) -> Result<(), LoadError> {
+    pub(super) fn remove(&self, place: &AttachTarget) -> Result<(), LoadError> {
         converse(place, "cannot remove the files", |session| {
             session.walk(ROOT, FOLDER, &self.name)?;
             for number in 0..self.content.shape.files {
@@ -114,7 +114,7 @@ fn fill(session: &mut Session<&mut RawSocket>, content: &Content, number: usize)
 
 /// Talks to the server on a connection of its own.
 fn converse(
-    place: &Place,
+    place: &AttachTarget,
     what: &str,
     talk: impl FnOnce(&mut Session<&mut RawSocket>) -> io::Result<()>,
 ) -> Result<(), LoadError> {

@@ -14,7 +14,7 @@ pub(crate) use self::fault::{End, Fault, Faults};
 pub(crate) use self::latencies::Latencies;
 pub(crate) use self::sink::Sink;
 
-use self::tally::{Kind, Tally};
+use self::tally::{Tally, TallyKind};
 
 /// How many faults of a thread are described in words.
 const NOTES_MAX: usize = 10;

@@ -35,7 +35,7 @@ pub(crate) struct ThreadRun<C> {
 
 /// What one run did.
 #[derive(Debug, Clone)]
-pub(crate) struct Run<C> {
+pub(crate) struct RunRecord<C> {
     /// From 1.
     pub(crate) number: u64,
     pub(crate) started_unix_s: f64,
@@ -48,11 +48,11 @@ pub(crate) struct Run<C> {
     pub(crate) lateness: Option<Lateness>,
 }
 
-impl<C: Counters> Run<C> {
+impl<C: Counters> RunRecord<C> {
     /// Sums up the threads, in their order; there is at least one.
-    pub(crate) fn new(number: u64, started_unix_s: f64, threads: Vec<ThreadRun<C>>) -> Run<C> {
+    pub(crate) fn new(number: u64, started_unix_s: f64, threads: Vec<ThreadRun<C>>) -> RunRecord<C> {
         let (first, rest) = threads.split_first().expect("a run has a thread");
-        let mut run = Run {
+        let mut run = RunRecord {
             number,
             started_unix_s,
             record: first.record.clone(),
@@ -172,8 +172,8 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn run(number: u64, threads: Vec<ThreadRun<()>>) -> Run<()> {
-        Run::new(number, 1_700_000_000.5, threads)
+    pub(crate) fn run(number: u64, threads: Vec<ThreadRun<()>>) -> RunRecord<()> {
+        RunRecord::new(number, 1_700_000_000.5, threads)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a protocol tells its findings to while it reads received bytes.
 
-use crate::drive::table::{Request, Settled, Table};
+use crate::drive::table::{Request, RequestTable, Settled};
 use crate::record::{Counters, Fault, Moment, Record};
 
 /// What one connection brought.
@@ -18,7 +18,7 @@ pub(crate) struct Share {
 
 /// What a protocol tells its findings to while it reads received bytes.
 pub(crate) struct Sink<'a, C> {
-    table: &'a mut Table,
+    table: &'a mut RequestTable,
     share: &'a mut Share,
     record: &'a mut Record<C>,
     /// When the bytes were received.
@@ -30,7 +30,7 @@ pub(crate) struct Sink<'a, C> {
 impl<'a, C: Counters> Sink<'a, C> {
     #[inline]
     pub(crate) fn new(
-        table: &'a mut Table,
+        table: &'a mut RequestTable,
         share: &'a mut Share,
         record: &'a mut Record<C>,
         moment: Moment,
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_reply_overtaken_by_a_younger_one_counts_as_reordered() {
-        let (mut table, mut share) = (Table::new(4, 32, 0), Share::default());
+        let (mut table, mut share) = (RequestTable::new(4, 32, 0), Share::default());
         let mut record: Record<()> = Record::new(1, false);
         let ids: Vec<u32> = (0..4).map(|_| table.issue(0, 0).0).collect();
         let moment = Moment { now_ns: 5, connection: 0 };

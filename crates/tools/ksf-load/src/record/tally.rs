@@ -11,11 +11,11 @@ use std::marker::PhantomData;
 const KINDS_MAX: usize = 32;
 
 /// An enum that can be counted by. Made by [`kinds!`].
-pub(crate) trait Kind: Copy + 'static {
+pub(crate) trait TallyKind: Copy + 'static {
     /// All kinds, in the order they are reported.
     const ALL: &'static [Self];
 
-    /// The place in [`Kind::ALL`].
+    /// The place in [`TallyKind::ALL`].
     fn index(self) -> usize;
 
     /// The name in reports.
@@ -31,7 +31,7 @@ macro_rules! kinds {
             $($(#[$doc])* $kind,)+
         }
 
-        impl $crate::record::tally::Kind for $kinds {
+        impl $crate::record::tally::TallyKind for $kinds {
             const ALL: &'static [$kinds] = &[$($kinds::$kind,)+];
 
             fn index(self) -> usize {
@@ -55,7 +55,7 @@ pub(crate) struct Tally<K> {
     kinds: PhantomData<K>,
 }
 
-impl<K: Kind> Tally<K> {
+impl<K: TallyKind> Tally<K> {
     const FITS: () = assert!(K::ALL.len() <= KINDS_MAX, "raise KINDS_MAX");
 
     /// Adds `n` of a kind.
@@ -100,7 +100,7 @@ impl<K> Default for Tally<K> {
     }
 }
 
-impl<K: Kind> fmt::Debug for Tally<K> {
+impl<K: TallyKind> fmt::Debug for Tally<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(K::ALL.iter().map(|kind| (kind.name(), self.count(*kind)))).finish()
     }

@@ -8,11 +8,11 @@ use std::io::ErrorKind;
 
 use serde::{Deserialize, Serialize};
 
-use crate::drive::plan::Plan;
+use crate::drive::plan::DrivePlan;
 use crate::drive::schedule::Lateness;
 use crate::drive::spin::{ClientSpin, SpinRecord};
 use crate::error::LoadError;
-use crate::record::run::{Run, ThreadRun};
+use crate::record::run::{RunRecord, ThreadRun};
 use crate::record::running::per;
 use crate::record::{Calls, Counters, Latencies};
 use crate::report::Io;
@@ -266,7 +266,7 @@ impl LatencyReport {
 
 impl SpinReport {
     /// `None` if nothing was to be polled for.
-    pub(crate) fn of<C: Counters>(plan: &Plan, run: &Run<C>) -> Option<SpinReport> {
+    pub(crate) fn of<C: Counters>(plan: &DrivePlan, run: &RunRecord<C>) -> Option<SpinReport> {
         let SpinRecord { waits, caught, missed, spent_ns } = run.spin();
         (plan.spin != ClientSpin::Off).then_some(SpinReport { waits, caught, missed, spent_s: spent_ns as f64 / 1e9 })
     }

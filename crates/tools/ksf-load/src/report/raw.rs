@@ -9,11 +9,11 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use crate::error::LoadError;
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::report::svg;
 
 /// Writes the three files of one run.
-pub(crate) fn write_run(dir: &Path, tool: &str, run: &Run<()>) -> Result<(), LoadError> {
+pub(crate) fn write_run(dir: &Path, tool: &str, run: &RunRecord<()>) -> Result<(), LoadError> {
     std::fs::create_dir_all(dir).map_err(|source| LoadError::CreateFile { path: dir.to_path_buf(), source })?;
     let stem = format!("{tool}.{}", run.number);
     create(&dir.join(format!("{stem}.data")), |out| write_data(out, run))?;
@@ -35,7 +35,7 @@ pub(crate) fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io:
     write().map_err(|source| LoadError::CreateFile { path: path.to_path_buf(), source })
 }
 
-fn write_data(out: &mut impl Write, run: &Run<()>) -> io::Result<()> {
+fn write_data(out: &mut impl Write, run: &RunRecord<()>) -> io::Result<()> {
     write!(out, "# {:>10} {:>10}", "NSECS", "WIDTH")?;
     for thread in 0..run.threads.len() {
         write!(out, " {:>10}", format!("JOB{thread}"))?;

@@ -1,10 +1,10 @@
 //! Reasons to doubt the figures: chiefly, that the generator and not the server was the limit.
 
-use crate::drive::plan::{Pace, Plan};
+use crate::drive::plan::{DrivePlan, Pace};
 use crate::drive::schedule::Lateness;
 use crate::drive::spin::ClientSpin;
 use crate::record::Counters;
-use crate::record::run::{Run, ThreadRun};
+use crate::record::run::{RunRecord, ThreadRun};
 use crate::record::running::per;
 
 /// From this share of CPU on, a thread is taken to be the bottleneck.
@@ -29,7 +29,7 @@ pub(crate) struct Warning {
 }
 
 /// Several threads are bound to one CPU.
-pub(crate) fn shared_cpus(plan: &Plan) -> Option<Warning> {
+pub(crate) fn shared_cpus(plan: &DrivePlan) -> Option<Warning> {
     let mut pinned: Vec<usize> = plan.cpus().into_iter().flatten().collect();
     let bound = pinned.len();
     pinned.sort_unstable();
@@ -47,7 +47,12 @@ pub(crate) fn shared_cpus(plan: &Plan) -> Option<Warning> {
 /// A thread with several requests in flight ran nearly all the time; with `waits` the time counts, too, that it waited
 /// for its CPU. With one in flight a busy thread is no bottleneck: the kernel's work for the server's side runs on the
 /// client's time (loopback, XDP), and the latency is what was asked for. A thread that polls is busy on purpose.
-pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool, remedy: &str) -> Option<Warning> {
+pub(crate) fn busy_generator<C: Counters>(
+    plan: &DrivePlan,
+    run: &RunRecord<C>,
+    waits: bool,
+    remedy: &str,
+) -> Option<Warning> {
     if !plan.has_several_in_flight() || plan.spin != ClientSpin::Off {
         return None;
     }
@@ -66,7 +71,7 @@ pub(crate) fn busy_generator<C: Counters>(plan: &Plan, run: &Run<C>, waits: bool
 }
 
 /// Open loop: requests left late, or waited for room. `room` is what there was, `option` is what makes more.
-pub(crate) fn schedule<C: Counters>(plan: &Plan, run: &Run<C>, room: &str, option: &str) -> Vec<Warning> {
+pub(crate) fn schedule<C: Counters>(plan: &DrivePlan, run: &RunRecord<C>, room: &str, option: &str) -> Vec<Warning> {
     let (Pace::Open { rate_per_s, .. }, Some(lateness)) = (plan.pace, &run.lateness) else { return Vec::new() };
     let gap_ns = plan.threads as f64 * 1e9 / rate_per_s as f64;
     [late_schedule(lateness, gap_ns), bound_reached(lateness, room, option)].into_iter().flatten().collect()
@@ -97,7 +102,7 @@ fn bound_reached(open: &Lateness, room: &str, option: &str) -> Option<Warning> {
 }
 
 /// Datagrams were lost here.
-pub(crate) fn own_drops<C: Counters>(run: &Run<C>) -> Option<Warning> {
+pub(crate) fn own_drops<C: Counters>(run: &RunRecord<C>) -> Option<Warning> {
     (run.dropped() > 0).then(|| Warning {
         code: "receive-buffer-full",
         text: format!(
@@ -114,11 +119,11 @@ mod tests {
     use crate::drive::pin::Pinning;
     use crate::record::run::tests::{run, thread};
 
-    fn plan(options: &str) -> Plan {
+    fn plan(options: &str) -> DrivePlan {
         crate::calls::args::tests::plan(&format!("localhost {options}")).unwrap().drive
     }
 
-    fn codes(plan: &Plan, run: &Run<()>) -> Vec<&'static str> {
+    fn codes(plan: &DrivePlan, run: &RunRecord<()>) -> Vec<&'static str> {
         let schedule = schedule(plan, run, "room", "-a");
         let warnings =
             busy_generator(plan, run, false, "add threads").into_iter().chain(schedule).chain(own_drops(run));
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn threads_on_one_cpu_are_warned_about() {
-        let on = |cpus: &[usize], threads| Plan { threads, pinning: Pinning::List(cpus.to_vec()), ..plan("") };
+        let on = |cpus: &[usize], threads| DrivePlan { threads, pinning: Pinning::List(cpus.to_vec()), ..plan("") };
         assert_eq!(shared_cpus(&on(&[0, 1], 3)).unwrap().code, "shared-cpu");
         assert_eq!(shared_cpus(&on(&[0, 1], 2)), None);
         assert_eq!(shared_cpus(&plan("-j 3 --no-pin")), None);

@@ -100,10 +100,10 @@ impl Client for WorkClient {
 #[cfg(test)]
 mod tests {
     use super::super::message::tests::answer;
-    use super::super::mix::{Kind, WorkTime};
+    use super::super::mix::{WorkKind, WorkTime};
     use super::*;
-    use crate::drive::connection::{Connection, Context, Life, Next, Terms, TimeLimit};
-    use crate::drive::table::Table;
+    use crate::drive::connection::{ClientConnection, Context, Life, Next, Terms, TimeLimit};
+    use crate::drive::table::RequestTable;
     use crate::record::Record;
 
     const BYTES: usize = 40;
@@ -111,18 +111,18 @@ mod tests {
 
     /// Connections with so many requests in flight each, and their record.
     struct Case {
-        connections: Vec<Connection<WorkClient>>,
+        connections: Vec<ClientConnection<WorkClient>>,
         record: Record<()>,
     }
 
     impl Case {
-        fn new(in_flight: &[usize], request_bytes: usize, kind: Kind) -> Case {
+        fn new(in_flight: &[usize], request_bytes: usize, kind: WorkKind) -> Case {
             let mix = Mix { kind, work: WorkTime { min_us: 0, max_us: 0 }, slow: None };
-            let codec = Arc::new(Codec::new(request_bytes, kind == Kind::Discard));
+            let codec = Arc::new(Codec::new(request_bytes, kind == WorkKind::Discard));
             let work = Work { codec, mix, seed: 1 };
             let connection = |(number, &most)| {
                 let number = number as u32;
-                Connection::new(work.client(number), Table::new(most, 32, 0), number)
+                ClientConnection::new(work.client(number), RequestTable::new(most, 32, 0), number)
             };
             let connections = in_flight.iter().enumerate().map(connection).collect();
             let mut case = Case { connections, record: Record::new(work.operations(), false) };
@@ -139,14 +139,14 @@ mod tests {
             &mut self,
             at: usize,
             now_ns: u64,
-            event: impl FnOnce(&mut Connection<WorkClient>, &mut Context<'_, ()>) -> T,
+            event: impl FnOnce(&mut ClientConnection<WorkClient>, &mut Context<'_, ()>) -> T,
         ) -> T {
             let mut cx = Context { now_ns, terms: &TERMS, record: &mut self.record };
             event(&mut self.connections[at], &mut cx)
         }
 
         fn request(&mut self, at: usize, class: Class, start_ns: u64) -> Vec<u8> {
-            let kind = if self.connections.len() == 3 { Kind::Discard } else { Kind::Inline };
+            let kind = if self.connections.len() == 3 { WorkKind::Discard } else { WorkKind::Inline };
             let job = Job { class, kind, work_us: 0 };
             self.on(at, start_ns, |connection, cx| connection.issue(&job, start_ns, cx).to_vec())
         }
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn replies_in_any_order_belong_to_their_class_and_start() {
-        let mut case = Case::new(&[2, 2], BYTES, Kind::Inline);
+        let mut case = Case::new(&[2, 2], BYTES, WorkKind::Inline);
         let slow = case.request(0, Class::Slow, 100);
         let quick = case.request(0, Class::Quick, 200);
         let other = case.request(1, Class::Quick, 300);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_reply_counts_once() {
-        let mut case = Case::new(&[4], BYTES, Kind::Inline);
+        let mut case = Case::new(&[4], BYTES, WorkKind::Inline);
         let reply = answer(&case.request(0, Class::Quick, 0));
         case.receive(0, &[reply.clone(), reply].concat(), 10);
         assert_eq!((case.faults().as_str(), case.record.answered), ("1 duplicate", 1));
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_reply_on_another_connection_is_none() {
-        let mut case = Case::new(&[1, 1], BYTES, Kind::Inline);
+        let mut case = Case::new(&[1, 1], BYTES, WorkKind::Inline);
         let (first, _) = (case.request(0, Class::Quick, 0), case.request(1, Class::Quick, 0));
         assert_eq!(case.receive(1, &answer(&first), 10).1, Next::Wait);
         assert_eq!((case.faults().as_str(), case.record.in_flight()), ("1 misdirected", 2));
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_late_or_never_comes_is_lost() {
-        let mut case = Case::new(&[2], BYTES, Kind::Inline);
+        let mut case = Case::new(&[2], BYTES, WorkKind::Inline);
         let old = case.request(0, Class::Quick, 100);
         let young = case.request(0, Class::Quick, 900);
         assert_eq!(case.on(0, 1500, |connection, cx| connection.expire(cx)), Next::Lost);
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn another_requests_number_or_other_bytes_are_corrupt() {
         for at in [23, BYTES - 1] {
-            let mut case = Case::new(&[2], BYTES, Kind::Inline);
+            let mut case = Case::new(&[2], BYTES, WorkKind::Inline);
             // A reply is four bytes shorter than its request: its payload begins four bytes earlier.
             let mut reply = answer(&case.request(0, Class::Quick, 0));
             reply[at - 4] ^= 1;
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn what_was_never_sent_is_unknown() {
-        let mut case = Case::new(&[1], BYTES, Kind::Inline);
+        let mut case = Case::new(&[1], BYTES, WorkKind::Inline);
         let mut reply = answer(&case.request(0, Class::Quick, 0));
         reply[15] ^= 0x40;
         assert_eq!(case.receive(0, &reply, 10).1, Next::Wait);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_malformed_reply_ends_its_connection() {
-        let mut case = Case::new(&[2, 1], BYTES, Kind::Inline);
+        let mut case = Case::new(&[2, 1], BYTES, WorkKind::Inline);
         case.request(0, Class::Quick, 0);
         case.request(0, Class::Quick, 0);
         assert_eq!(case.receive(0, &[0, 0, 0, 9, 1, 2, 3], 10), (7, Next::Close));
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn discarded_requests_are_settled_in_turn_and_surplus_replies_seen() {
-        let mut case = Case::new(&[3, 1, 1], 5000, Kind::Discard);
+        let mut case = Case::new(&[3, 1, 1], 5000, WorkKind::Discard);
         let requests = [0, 10].map(|start_ns| case.request(0, Class::Quick, start_ns));
         let reply = answer(&requests[0]);
         case.receive(0, &[reply.clone(), reply.clone(), reply].concat(), 30);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn half_a_reply_waits_for_the_rest() {
-        let mut case = Case::new(&[1], BYTES, Kind::Inline);
+        let mut case = Case::new(&[1], BYTES, WorkKind::Inline);
         let reply = answer(&case.request(0, Class::Quick, 0));
         assert_eq!(case.receive(0, &reply[..20], 5), (0, Next::Wait));
         assert_eq!(case.receive(0, &reply, 10), (reply.len(), Next::Room));

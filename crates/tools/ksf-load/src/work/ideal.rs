@@ -44,13 +44,13 @@ pub(crate) fn simulate(
 
 #[cfg(test)]
 mod tests {
-    use super::super::mix::{Kind, Mix, Slow, WorkTime};
+    use super::super::mix::{Mix, Slow, WorkKind, WorkTime};
     use super::*;
     use crate::drive::schedule::Arrival;
 
     fn run(workers: usize, work_us: u32, slow: Option<Slow>, arrival: Arrival, rate: f64, messages: u64) -> Ideal {
         let work = WorkTime { min_us: work_us, max_us: work_us };
-        let mut jobs = Jobs::new(Mix { kind: Kind::Sleep, work, slow }, 1);
+        let mut jobs = Jobs::new(Mix { kind: WorkKind::Sleep, work, slow }, 1);
         simulate(&mut Schedule::new(arrival, rate, 0.0, 1), &mut jobs, workers, messages, u64::MAX)
     }
 

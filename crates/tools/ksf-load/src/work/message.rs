@@ -114,12 +114,12 @@ impl Codec {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::mix::{Class, Kind};
+    use super::super::mix::{Class, WorkKind};
     use super::*;
 
     /// What a correct server answers to a request.
     pub(crate) fn answer(request: &[u8]) -> Vec<u8> {
-        let discard = request[4..8] == Kind::Discard.how().to_be_bytes();
+        let discard = request[4..8] == WorkKind::Discard.how().to_be_bytes();
         let payload = if discard { &[][..] } else { &request[12..] };
         let length = (STATUS_BYTES + payload.len()) as u32;
         [&length.to_be_bytes()[..], &STATUS_DONE.to_be_bytes(), payload].concat()
@@ -127,7 +127,7 @@ pub(crate) mod tests {
 
     const NAME: Name = Name { connection: 7, id: 0x0102_0304, index: 0x1_0000_0002 };
 
-    fn request(codec: &Codec, kind: Kind) -> Vec<u8> {
+    fn request(codec: &Codec, kind: WorkKind) -> Vec<u8> {
         let mut out = Vec::new();
         codec.put_request(&mut out, Job { class: Class::Quick, kind, work_us: 300 }, NAME);
         out
@@ -135,7 +135,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_request_is_as_documented() {
-        let bytes = request(&Codec::new(30, false), Kind::Sleep);
+        let bytes = request(&Codec::new(30, false), WorkKind::Sleep);
         let expected = [0, 0, 0, 26, 0, 0, 0, 1, 0, 0, 1, 44, 0, 0, 0, 7, 1, 2, 3, 4, 0, 0, 0, 1, 0, 0, 0, 2, 0, 1];
         assert_eq!(bytes, expected);
     }
@@ -143,7 +143,7 @@ pub(crate) mod tests {
     #[test]
     fn replies_are_read_when_they_are_whole() {
         let codec = Codec::new(64, false);
-        let reply = answer(&request(&codec, Kind::Inline));
+        let reply = answer(&request(&codec, WorkKind::Inline));
         for cut in 0..reply.len() {
             assert_eq!(codec.take_reply(&reply[..cut]), None, "{cut}");
         }
@@ -154,7 +154,7 @@ pub(crate) mod tests {
     #[test]
     fn every_wrong_byte_is_seen() {
         let codec = Codec::new(64, false);
-        let good = answer(&request(&codec, Kind::Inline));
+        let good = answer(&request(&codec, WorkKind::Inline));
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x40;
@@ -168,7 +168,7 @@ pub(crate) mod tests {
     #[test]
     fn a_discarded_request_has_a_bare_reply() {
         let codec = Codec::new(5000, true);
-        let sent = request(&codec, Kind::Discard);
+        let sent = request(&codec, WorkKind::Discard);
         assert_eq!(sent.len(), 5000);
         assert_eq!(codec.take_reply(&answer(&sent)), Some((Reply::Discarded, 8)));
         assert_eq!(codec.take_reply(&[0, 0, 0, 4, 0, 0, 0, 1]), Some((Reply::Malformed, 8)));

@@ -9,7 +9,7 @@ use crate::drive::random::{Random, sub_seed};
 /// What a message asks for; the numbers are those of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum WorkKind {
     /// Answered at once, with its payload
     Inline,
     /// Thrown away and answered at once, without its payload
@@ -20,20 +20,20 @@ pub enum Kind {
     Compute,
 }
 
-impl Kind {
+impl WorkKind {
     /// The first word of a request.
     pub(crate) fn how(self) -> u32 {
         match self {
-            Kind::Inline => 0,
-            Kind::Sleep => 1,
-            Kind::Compute => 2,
-            Kind::Discard => 3,
+            WorkKind::Inline => 0,
+            WorkKind::Sleep => 1,
+            WorkKind::Compute => 2,
+            WorkKind::Discard => 3,
         }
     }
 
     /// Whether the time of a message counts.
     pub(crate) fn works(self) -> bool {
-        matches!(self, Kind::Sleep | Kind::Compute)
+        matches!(self, WorkKind::Sleep | WorkKind::Compute)
     }
 }
 
@@ -61,7 +61,7 @@ impl Class {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Job {
     pub(crate) class: Class,
-    pub(crate) kind: Kind,
+    pub(crate) kind: WorkKind,
     /// 0 where the kind has no use for it.
     pub(crate) work_us: u32,
 }
@@ -95,17 +95,17 @@ pub struct Slow {
 /// The mix of messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mix {
-    pub(crate) kind: Kind,
+    pub(crate) kind: WorkKind,
     pub(crate) work: WorkTime,
     pub(crate) slow: Option<Slow>,
 }
 
 impl Mix {
     /// What the slow ones do: they sleep, unless the others compute.
-    pub(crate) fn slow_kind(&self) -> Kind {
+    pub(crate) fn slow_kind(&self) -> WorkKind {
         match self.kind {
-            Kind::Compute => Kind::Compute,
-            _ => Kind::Sleep,
+            WorkKind::Compute => WorkKind::Compute,
+            _ => WorkKind::Sleep,
         }
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     use crate::drive::protocol::Mix as _;
 
     const MIX: Mix = Mix {
-        kind: Kind::Compute,
+        kind: WorkKind::Compute,
         work: WorkTime { min_us: 50, max_us: 200 },
         slow: Some(Slow { percent: 20.0, work_us: 9000 }),
     };
@@ -162,7 +162,7 @@ mod tests {
         let drawn: Vec<Job> = (0..100_000).map(|_| jobs.draw()).collect();
         let (slow, quick): (Vec<Job>, Vec<Job>) = drawn.iter().partition(|job| job.class == Class::Slow);
         assert!((19_500..20_500).contains(&slow.len()), "{}", slow.len());
-        assert!(slow.iter().all(|job| job.work_us == 9000 && job.kind == Kind::Compute));
+        assert!(slow.iter().all(|job| job.work_us == 9000 && job.kind == WorkKind::Compute));
         let mean = quick.iter().map(|job| f64::from(job.work_us)).sum::<f64>() / quick.len() as f64;
         assert!((mean - 125.0).abs() < 1.0, "{mean}");
         assert_eq!(quick.iter().map(|job| job.work_us).min(), Some(50));
@@ -181,13 +181,13 @@ mod tests {
 
     #[test]
     fn quick_messages_that_do_not_work_have_no_time() {
-        let mix = Mix { kind: Kind::Inline, ..MIX };
+        let mix = Mix { kind: WorkKind::Inline, ..MIX };
         let mut jobs = Jobs::new(mix, 3);
         for _ in 0..1000 {
             let job = jobs.draw();
             match job.class {
-                Class::Quick => assert_eq!((job.kind, job.work_us), (Kind::Inline, 0)),
-                Class::Slow => assert_eq!((job.kind, job.work_us), (Kind::Sleep, 9000)),
+                Class::Quick => assert_eq!((job.kind, job.work_us), (WorkKind::Inline, 0)),
+                Class::Slow => assert_eq!((job.kind, job.work_us), (WorkKind::Sleep, 9000)),
             }
         }
     }

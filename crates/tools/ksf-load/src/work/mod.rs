@@ -22,7 +22,7 @@ use self::message::{Codec, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN};
 use self::mix::{Jobs, Mix, Slow, WorkTime};
 use self::report::WorkReport;
 use crate::drive::connection::{Life, Terms, TimeLimit};
-use crate::drive::plan::{Destination, Pace, Plan};
+use crate::drive::plan::{Destination, DrivePlan, Pace};
 use crate::drive::random::sub_seed;
 use crate::drive::schedule::Arrival;
 use crate::drive::socket::{SocketOptions, Transport};
@@ -36,7 +36,7 @@ use crate::report::document::say;
 use crate::report::files::Files;
 use crate::report::{Io, with_process_io};
 
-pub use self::mix::Kind;
+pub use self::mix::WorkKind;
 
 /// Length of a run if neither `--duration` nor `-c` is given.
 const DURATION: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ pub struct WorktestArgs {
 
     /// What messages ask for
     #[arg(short = 'k', long, value_enum, default_value = "inline")]
-    pub kind: Kind,
+    pub kind: WorkKind,
 
     /// Length of a request in bytes, its length word and header (28 bytes) included [default: 64; discard: 5000]
     #[arg(short = 'l', long, value_name = "BYTES", value_parser = number::<{ REQUEST_BYTES_MIN as u64 }, { REQUEST_BYTES_MAX as u64 }>)]
@@ -156,7 +156,7 @@ pub struct Weights(pub Vec<u32>);
 /// The plan of one run.
 #[derive(Debug, Clone)]
 struct WorkPlan {
-    drive: Plan,
+    drive: DrivePlan,
     /// `None`: nothing is sent, workers are simulated.
     target: Option<Target>,
     socket: SocketOptions,
@@ -186,7 +186,7 @@ pub fn run_with(args: &WorktestArgs, io: &mut Io<'_>) -> Result<WorkReport, Load
         }
         _ => {
             plan.resolve()?;
-            let codec = Arc::new(Codec::new(plan.request_bytes, plan.mix.kind == Kind::Discard));
+            let codec = Arc::new(Codec::new(plan.request_bytes, plan.mix.kind == WorkKind::Discard));
             let work = Work { codec, mix: plan.mix, seed: args.pace.seed };
             report::of_run(&plan, &threads::run(&plan.drive, &work, 1, io.stop, |_| {})?)
         }
@@ -210,7 +210,7 @@ impl WorktestArgs {
             Some(Target::Unix(_)) => Transport::Unix,
             _ => Transport::Tcp,
         };
-        if self.kind == Kind::Discard && self.slow.is_some() {
+        if self.kind == WorkKind::Discard && self.slow.is_some() {
             return usage(
                 "--slow and --kind discard exclude each other: the replies to discarded messages have no name",
             );
@@ -239,7 +239,7 @@ impl WorktestArgs {
             (duration, _) => duration,
         };
         let request_bytes = self.length.unwrap_or(match self.kind {
-            Kind::Discard => 5000,
+            WorkKind::Discard => 5000,
             _ => 64,
         });
         let args = WorktestArgs {
@@ -253,7 +253,7 @@ impl WorktestArgs {
         let terms = Terms { life: Life::Kept, limit: TimeLimit::Request, timeout_ns: ns(self.timeout) };
         let socket = SocketOptions { nodelay: true, tick: terms.tick(), ..SocketOptions::new(transport, self.timeout) };
         Ok(WorkPlan {
-            drive: Plan {
+            drive: DrivePlan {
                 pace,
                 // As much with one system call as there is: the servers that are measured share the machine with this
                 // program, and the cost of a message must not be that of its generator.
@@ -266,7 +266,7 @@ impl WorktestArgs {
                 duration,
                 pinning: self.cpus.pinning()?,
                 spin: self.pace.spin,
-                ..Plan::new("worktest", Destination::Renewed(Vec::new()), terms)
+                ..DrivePlan::new("worktest", Destination::Renewed(Vec::new()), terms)
             },
             target,
             socket,

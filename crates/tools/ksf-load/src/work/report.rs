@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::ideal::Ideal;
 use super::mix::Class;
 use super::{WorkPlan, WorktestArgs};
-use crate::record::run::Run;
+use crate::record::run::RunRecord;
 use crate::record::running;
 use crate::record::{Fault, Faults, Latencies};
 use crate::report::document::{
@@ -94,7 +94,7 @@ pub struct ConnectionReport {
 }
 
 /// The report of a run against a server, and the latencies of all messages.
-pub(super) fn of_run(plan: &WorkPlan, run: &Run<()>) -> (WorkReport, Latencies) {
+pub(super) fn of_run(plan: &WorkPlan, run: &RunRecord<()>) -> (WorkReport, Latencies) {
     let record = &run.record;
     let thread = &run.threads[0];
     let report = WorkRunReport {
@@ -213,7 +213,7 @@ impl WorkRunReport {
 }
 
 /// Reasons to believe that the generator and not the server was the limit.
-fn warnings(plan: &WorkPlan, run: &Run<()>) -> Vec<Warning> {
+fn warnings(plan: &WorkPlan, run: &RunRecord<()>) -> Vec<Warning> {
     let drive = &plan.drive;
     let room = format!("{} in flight on their connection", drive.in_flight);
     let schedule = warn::schedule(drive, run, &room, "-a");

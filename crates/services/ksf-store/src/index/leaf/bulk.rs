@@ -16,7 +16,7 @@ use super::{
     APART, ENTRIES_MAX, FILLED, GONE, HAS_EXPIRY, Leaf, NUMBER_BYTES, OLDER_MAX, OLDER_SHIFT, ON_MEDIUM, Origin,
     PACKED_BYTES_MAX, Slot, hint_of, shared_by,
 };
-use crate::format::{Kind, Lsn, Record};
+use crate::format::{Lsn, Record, RecordKind};
 
 /// Ranges at most: the ends of so many heaps, to which entries are added by turns, fit into the caches of a CPU.
 const RANGES_MAX: usize = 512;
@@ -89,7 +89,7 @@ impl Heap {
         self.bytes.extend_from_slice(record.key);
         let value = record.value;
         let mut value_len = value.len() as u32;
-        if record.kind == Kind::Drop {
+        if record.kind == RecordKind::Drop {
             flags |= GONE;
             value_len = 0;
         } else if value.len() <= PACKED_BYTES_MAX {

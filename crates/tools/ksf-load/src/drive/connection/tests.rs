@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::drive::protocol::Protocol;
 use crate::http::tests::{HttpClient, HttpCounters, exchange};
-use crate::record::tally::Kind;
+use crate::record::tally::TallyKind;
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const LAST_ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok";
@@ -19,9 +19,9 @@ fn terms(requests: u64, close: CloseBy) -> Terms {
     Terms { life, limit: TimeLimit::Reply { progress_bytes: u64::MAX }, timeout_ns: 1000 }
 }
 
-fn connection(terms: &Terms, in_flight: usize) -> Connection<HttpClient> {
+fn connection(terms: &Terms, in_flight: usize) -> ClientConnection<HttpClient> {
     let exchange = Arc::new(exchange(terms.close_by()));
-    Connection::new(exchange.client(0), Table::new(in_flight, 32, 0), 0)
+    ClientConnection::new(exchange.client(0), RequestTable::new(in_flight, 32, 0), 0)
 }
 
 fn record() -> Record<HttpCounters> {
@@ -42,7 +42,7 @@ enum Event {
 use Event::*;
 
 /// What the loop does about an event.
-fn on(connection: &mut Connection<HttpClient>, event: Event, cx: &mut Context<'_, HttpCounters>) -> Next {
+fn on(connection: &mut ClientConnection<HttpClient>, event: Event, cx: &mut Context<'_, HttpCounters>) -> Next {
     let now_ns = cx.now_ns;
     match event {
         Established => connection.established(cx),
@@ -58,13 +58,13 @@ fn on(connection: &mut Connection<HttpClient>, event: Event, cx: &mut Context<'_
 }
 
 /// Opens a connection for its first request.
-fn open(connection: &mut Connection<HttpClient>, start_ns: u64, cx: &mut Context<'_, HttpCounters>) {
+fn open(connection: &mut ClientConnection<HttpClient>, start_ns: u64, cx: &mut Context<'_, HttpCounters>) {
     connection.open(0, start_ns, cx);
     connection.issue(&(), start_ns, cx);
 }
 
 struct Case {
-    connection: Connection<HttpClient>,
+    connection: ClientConnection<HttpClient>,
     record: Record<HttpCounters>,
     terms: Terms,
     now_ns: u64,
@@ -312,8 +312,10 @@ proptest! {
             prop_assert_eq!(matches!(next, Next::Close | Next::Reset), closed, "{:?} in {:?}", event, was);
             prop_assert!(next != Next::Room || connection.phase == Phase::Open);
             prop_assert_eq!(record.started, begun);
-            let count = |test: &dyn Fn(&Connection<HttpClient>) -> u64| connections.iter().map(test).sum::<u64>();
-            let open = |connection: &Connection<HttpClient>| !matches!(connection.phase, Phase::Closed | Phase::Connecting);
+            let count = |test: &dyn Fn(&ClientConnection<HttpClient>) -> u64| connections.iter().map(test).sum::<u64>();
+            let open = |connection: &ClientConnection<HttpClient>| {
+                !matches!(connection.phase, Phase::Closed | Phase::Connecting)
+            };
             let counts = [
                 count(&|connection| connection.in_flight() as u64),
                 count(&|connection| u64::from(connection.phase == Phase::Connecting)),

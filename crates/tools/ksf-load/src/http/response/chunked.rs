@@ -8,7 +8,7 @@ const DIGITS_MAX: u32 = 16;
 /// Where in a chunked body the next byte belongs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chunked {
-    place: Place,
+    state: ChunkedState,
     /// Of the chunk's size: read so far, then bytes of data to come.
     size: u64,
     digits: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Chunked {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Place {
+enum ChunkedState {
     #[default]
     Size,
     Extension,
@@ -37,18 +37,18 @@ enum Place {
 
 impl Chunked {
     pub(crate) fn is_done(&self) -> bool {
-        self.place == Place::Done
+        self.state == ChunkedState::Done
     }
 
     /// Reads up to the next data: returns how many bytes are framing and how many behind them are data. Takes all of
     /// `bytes` unless there is data or the body ends.
     pub(crate) fn next(&mut self, bytes: &[u8]) -> Result<(usize, usize), Malformed> {
         for (at, &byte) in bytes.iter().enumerate() {
-            if self.place == Place::Data {
+            if self.state == ChunkedState::Data {
                 let data = self.size.min((bytes.len() - at) as u64);
                 self.size -= data;
                 if self.size == 0 {
-                    self.place = Place::DataReturn;
+                    self.state = ChunkedState::DataReturn;
                 }
                 return Ok((at, data as usize));
             }
@@ -61,48 +61,50 @@ impl Chunked {
     }
 
     fn step(&mut self, byte: u8) -> Result<(), Malformed> {
-        self.place = match (&self.place, byte) {
-            (Place::Size, byte) if byte.is_ascii_hexdigit() => {
+        self.state = match (&self.state, byte) {
+            (ChunkedState::Size, byte) if byte.is_ascii_hexdigit() => {
                 self.digits += 1;
                 if self.digits > DIGITS_MAX {
                     return Err("the size of a chunk has more than 16 digits");
                 }
                 self.size = self.size << 4 | u64::from(hexadecimal(byte));
-                Place::Size
+                ChunkedState::Size
             }
-            (Place::Size, _) if self.digits == 0 => return Err("a chunk has no size"),
-            (Place::Size | Place::Extension, b'\r') => Place::SizeEnd,
-            (Place::Size | Place::Extension | Place::SizeEnd, b'\n') => self.after_size(),
-            (Place::Size, b';' | b' ' | b'\t') => Place::Extension,
-            (Place::Size, _) => return Err("the size of a chunk is no number"),
-            (Place::Extension, _) => self.extra(Place::Extension)?,
-            (Place::SizeEnd, _) => return Err("the size of a chunk does not end with its line"),
-            (Place::DataReturn, b'\r') => Place::DataEnd,
-            (Place::DataReturn | Place::DataEnd, b'\n') => Place::Size,
-            (Place::DataReturn | Place::DataEnd, _) => return Err("a chunk is longer than its size"),
-            (Place::Line, b'\r') => Place::LastEnd,
-            (Place::Line | Place::LastEnd, b'\n') => Place::Done,
-            (Place::LastEnd, _) => return Err("the last chunk does not end with an empty line"),
-            (Place::Trailer, b'\n') => self.extra(Place::Line)?,
-            (Place::Line | Place::Trailer, _) => self.extra(Place::Trailer)?,
-            (Place::Data | Place::Done, _) => unreachable!("next() takes data itself and stops at the end"),
+            (ChunkedState::Size, _) if self.digits == 0 => return Err("a chunk has no size"),
+            (ChunkedState::Size | ChunkedState::Extension, b'\r') => ChunkedState::SizeEnd,
+            (ChunkedState::Size | ChunkedState::Extension | ChunkedState::SizeEnd, b'\n') => self.after_size(),
+            (ChunkedState::Size, b';' | b' ' | b'\t') => ChunkedState::Extension,
+            (ChunkedState::Size, _) => return Err("the size of a chunk is no number"),
+            (ChunkedState::Extension, _) => self.extra(ChunkedState::Extension)?,
+            (ChunkedState::SizeEnd, _) => return Err("the size of a chunk does not end with its line"),
+            (ChunkedState::DataReturn, b'\r') => ChunkedState::DataEnd,
+            (ChunkedState::DataReturn | ChunkedState::DataEnd, b'\n') => ChunkedState::Size,
+            (ChunkedState::DataReturn | ChunkedState::DataEnd, _) => return Err("a chunk is longer than its size"),
+            (ChunkedState::Line, b'\r') => ChunkedState::LastEnd,
+            (ChunkedState::Line | ChunkedState::LastEnd, b'\n') => ChunkedState::Done,
+            (ChunkedState::LastEnd, _) => return Err("the last chunk does not end with an empty line"),
+            (ChunkedState::Trailer, b'\n') => self.extra(ChunkedState::Line)?,
+            (ChunkedState::Line | ChunkedState::Trailer, _) => self.extra(ChunkedState::Trailer)?,
+            (ChunkedState::Data | ChunkedState::Done, _) => {
+                unreachable!("next() takes data itself and stops at the end")
+            }
         };
         Ok(())
     }
 
-    fn after_size(&mut self) -> Place {
+    fn after_size(&mut self) -> ChunkedState {
         self.digits = 0;
         match self.size {
-            0 => Place::Line,
-            _ => Place::Data,
+            0 => ChunkedState::Line,
+            _ => ChunkedState::Data,
         }
     }
 
-    fn extra(&mut self, place: Place) -> Result<Place, Malformed> {
+    fn extra(&mut self, state: ChunkedState) -> Result<ChunkedState, Malformed> {
         self.extra_bytes += 1;
         match self.extra_bytes > HEAD_BYTES_MAX {
             true => Err("chunk extensions and trailers are longer than 32 KiB"),
-            false => Ok(place),
+            false => Ok(state),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use ksf_proto::resp::Arguments;
 
 use super::*;
-use crate::drive::connection::{Connection, Context, Life, Next, Terms, TimeLimit};
-use crate::drive::table::Table;
+use crate::drive::connection::{ClientConnection, Context, Life, Next, Terms, TimeLimit};
+use crate::drive::table::RequestTable;
 use crate::record::Record;
 
 const TERMS: Terms =
@@ -16,7 +16,7 @@ const RUN: u64 = 7;
 
 /// Connections with their record.
 struct Case {
-    connections: Vec<Connection<KvClient>>,
+    connections: Vec<ClientConnection<KvClient>>,
     record: Record<KvCounters>,
 }
 
@@ -45,15 +45,16 @@ impl Case {
 
     fn with(connections: usize, login: &[&str], witness: Option<Arc<dyn Witness>>, acknowledged: [u64; 10]) -> Case {
         let login: Vec<Vec<u8>> = login.iter().map(|word| word.as_bytes().to_vec()).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KvWorkload {
             space: Space::new(1, acknowledged),
             values: Values::new(RUN, 100),
             frames: Frames::new("key:", &[64, 100], &login),
             witness,
             connections: connections as u64,
         });
-        let connection =
-            |number: u32| Connection::new(KvClient::new(shared.clone(), number, 1000), Table::new(1000, 32, 0), number);
+        let connection = |number: u32| {
+            ClientConnection::new(KvClient::new(shared.clone(), number, 1000), RequestTable::new(1000, 32, 0), number)
+        };
         let connections = (0..connections as u32).map(connection).collect();
         let mut case = Case { connections, record: Record::new(2, false) };
         for at in 0..case.connections.len() {
@@ -68,7 +69,7 @@ impl Case {
     fn on<T>(
         &mut self,
         at: usize,
-        event: impl FnOnce(&mut Connection<KvClient>, &mut Context<'_, KvCounters>) -> T,
+        event: impl FnOnce(&mut ClientConnection<KvClient>, &mut Context<'_, KvCounters>) -> T,
     ) -> T {
         let mut cx = Context { now_ns: 10, terms: &TERMS, record: &mut self.record };
         event(&mut self.connections[at], &mut cx)
