@@ -1,5 +1,6 @@
 //! A server in this process, and a client that speaks NFSv3 word by word.
 
+pub(crate) mod disk;
 mod place;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
