@@ -94,6 +94,11 @@ impl Serving {
         Client::new(self.address(), "tests", uid, gid, groups)
     }
 
+    /// A counter of the server's shards.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.server.counters().iter().find(|counter| counter.name == name).expect("a known counter").value
+    }
+
     pub(crate) fn stop(self) {
         self.server.drain().unwrap();
     }
