@@ -5,21 +5,21 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
+use crate::common::disk::{
+    BLOCK, DISK, Disk, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
+};
 use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
+use crate::other_client::{failed_link, failed_mkdir, failed_read};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
 use ksf_proto::oncrpc::NFS_PROGRAM;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
-use ksf_test::{effort, own_run_or_skip, program_or_skip, reads_at_once, skip, succeeds, wait_until};
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, ftruncate, memfd_create, seek};
+use ksf_test::{effort, program_or_skip, reads_at_once, succeeds, wait_until};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_add_seals, seek};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const IO: u32 = 5;
@@ -31,69 +31,6 @@ const DQUOT: u32 = 69;
 
 const UNSTABLE: u32 = 0;
 const FILE_SYNC: u32 = 2;
-
-const IMAGE_BYTES: u64 = 16 << 20;
-/// Where the file system of the test is mounted.
-const DISK: &str = "/run/disk";
-const BLOCK: usize = 4096;
-
-/// Runs a test on a thread that may mount what it likes, if there are loop devices.
-fn with_mounts(test: impl FnOnce() + Send) {
-    let inside = || {
-        let Some(()) = own_run_or_skip("a file system of its own") else { return };
-        let Some(_) = program_or_skip("mkfs.ext4") else { return };
-        if !Path::new("/dev/loop-control").exists() {
-            return skip("needs loop devices");
-        }
-        test();
-    };
-    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-}
-
-/// A file system in an image.
-struct Disk {
-    image: String,
-}
-
-impl Disk {
-    /// In a tmpfs that has 2 MiB more than the image.
-    fn new() -> Self {
-        fs::create_dir("/run/media").unwrap();
-        succeeds(&["mount", "-t", "tmpfs", "-o", "size=18m", "tmpfs", "/run/media"]);
-        let image = "/run/media/image";
-        File::create(image).unwrap().set_len(IMAGE_BYTES).unwrap();
-        let disk = Self::of(image.to_owned());
-        // mkfs leaves holes, which would be those that a test makes.
-        succeeds(&["fallocate", "-l", &IMAGE_BYTES.to_string(), image]);
-        disk.mount();
-        disk
-    }
-
-    fn of(image: String) -> Self {
-        succeeds(&["mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-b", "4096", "-m", "0", "-N", "64", &image]);
-        fs::create_dir(DISK).unwrap();
-        Self { image }
-    }
-
-    fn mount(&self) {
-        succeeds(&["mount", "-o", "loop,nodiscard", &self.image, DISK]);
-    }
-
-    /// Drops all that is in memory alone.
-    fn mount_again(&self) {
-        unmount();
-        self.mount();
-    }
-}
-
-/// Unmounts the disk of a server that was stopped, which may have a file open for a moment more.
-fn unmount() {
-    wait_until("nothing holds the disk", || Command::new("umount").arg(DISK).output().unwrap().status.success());
-}
-
-fn data(name: &str) -> PathBuf {
-    Path::new(DISK).join("export").join(name)
-}
 
 /// Serves a folder of the disk.
 fn serve(place: &Place) -> Serving {
@@ -126,12 +63,6 @@ fn create(client: &mut Client, dir: &[u8], name: &str) -> u32 {
     client.nfs(8, &[named(dir, name), words(&[1]), mode(0o644)].concat()).0
 }
 
-/// Writes to a file until nothing more has room.
-fn fill(path: &str) {
-    let mut file = File::create(path).unwrap();
-    while file.write_all(&[1; BLOCK]).is_ok() {}
-}
-
 #[test]
 fn a_full_disk_is_told_and_loses_nothing() {
     with_mounts(|| {
@@ -158,6 +89,7 @@ fn a_full_disk_is_told_and_loses_nothing() {
         let mut statuses = (0..1000).map(|number| create(&mut client, &root, &format!("{number}{long}")));
         assert_eq!(statuses.find(|status| *status != OK), Some(NOSPC));
         assert_eq!(client.nfs(9, &[named(&root, "folder"), mode(0o755)].concat()).0, NOSPC);
+        assert_eq!(failed_mkdir(serving.address(), &root, "folder"), NOSPC);
         // What was accepted is kept, also what is accepted now, and nobody has to write again.
         write(&mut client, &mine, 0, UNSTABLE, &[b'c'; 9]).unwrap();
         assert_eq!(commit(&mut client, &mine), Ok(verifier));
@@ -184,23 +116,6 @@ impl Client {
         // Its inode may be the only free one.
         made(&self.done(8, &[named(root, "kept"), words(&[0]), mode(0o644)].concat()))
     }
-}
-
-/// Mounts a new file system of 512 MiB, which takes the memory of what is written; `None`: the test is skipped, because there is no
-/// program to make it or no such file system in the kernel.
-fn other_disk(kind: &str, options: &[&str]) -> Option<Disk> {
-    let mkfs = program_or_skip(&format!("mkfs.{kind}"))?;
-    if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.trim() == kind) {
-        skip(format_args!("needs a kernel with {kind}"));
-        return None;
-    }
-    let image = format!("/run/{kind}");
-    File::create(&image).unwrap().set_len(512 << 20).unwrap();
-    succeeds(&[&[mkfs.to_str().unwrap(), "-q"], options, &[&image]].concat());
-    fs::create_dir_all(DISK).unwrap();
-    let disk = Disk { image };
-    disk.mount();
-    Some(disk)
 }
 
 /// `maxfilesize` of FSINFO and `linkmax` of PATHCONF.
@@ -231,6 +146,7 @@ fn limits_are_exact(client: &mut Client, root: &[u8], (size_max, link_max): (u64
     if link_max <= 65_535 {
         (1..link_max).for_each(|number| fs::hard_link(data("limits"), data(&format!("l{number}"))).unwrap());
         assert_eq!(client.nfs(15, &[handle(&file), named(root, "more")].concat()).0, MLINK);
+        assert_eq!(failed_link(client.stream.peer_addr().unwrap(), &file, root, "more"), MLINK);
     }
 }
 
@@ -419,6 +335,7 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
             assert_eq!(failure(&mut client, procedure, &args), DQUOT, "procedure {procedure}");
             assert_eq!(names(), kept, "after procedure {procedure}");
         }
+        assert_eq!(failed_mkdir(serving.address(), &root, "new"), DQUOT);
         // What was accepted is kept.
         assert_eq!(commit(&mut client, &file), Ok(verifier));
         assert_eq!(read(&mut client, &file, 2), b"aa");
@@ -499,16 +416,6 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
         }
         assert!(data("new").exists());
     });
-}
-
-/// A file system whose medium takes nothing more once the image is sealed.
-fn stoppable_disk() -> (OwnedFd, Disk) {
-    let image = memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap();
-    ftruncate(&image, IMAGE_BYTES).unwrap();
-    let disk = Disk::of(format!("/proc/{}/fd/{}", std::process::id(), image.as_raw_fd()));
-    disk.mount();
-    fs::create_dir_all(data("")).unwrap();
-    (image, disk)
 }
 
 /// From some moment on no block can be written.
@@ -727,30 +634,6 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
     });
 }
 
-/// Damages the second leaf of the tree of extents of a file on the disk, and mounts the disk again. Returns the first byte of the
-/// file that cannot be read from then on; all before it can.
-fn damage(disk: &Disk, name: &str) -> u64 {
-    // A leaf has room for 340 extents.
-    let file = File::create(data(name)).unwrap();
-    (0..400).for_each(|at| file.write_all_at(&[b'f'; BLOCK], 2 * at * BLOCK as u64).unwrap());
-    drop(file);
-    unmount();
-    let image = File::options().read(true).write(true).open(&disk.image).unwrap();
-    let mut block = [0; BLOCK];
-    let mut first = None;
-    for at in (0..IMAGE_BYTES).step_by(BLOCK) {
-        image.read_exact_at(&mut block, at).unwrap();
-        // `struct ext4_extent_header`: the magic number, counts, depth 0. Then the number of the first block. The journal has copies.
-        let start = u32::from_le_bytes(block[12..16].try_into().unwrap());
-        if block[..2] == [0x0a, 0xf3] && block[6..8] == [0, 0] && start > 0 {
-            image.write_all_at(&[0; 16], at).unwrap();
-            assert_eq!(*first.get_or_insert(start), start);
-        }
-    }
-    disk.mount();
-    u64::from(first.expect("a leaf that is not the first")) * BLOCK as u64
-}
-
 /// A client takes the bytes behind the end of a file for zeros.
 #[test]
 fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
@@ -768,6 +651,7 @@ fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
         assert!(Attr::read_option(&mut r).is_some_and(|attr| attr.size > bad + before));
         assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (before as u32, false));
         assert_eq!(client.nfs(6, &read_args(&file, bad, 4096)).0, IO);
+        assert_eq!(failed_read(serving.address(), &file, bad), IO);
         serving.stop();
     });
 }

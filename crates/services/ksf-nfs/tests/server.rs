@@ -3,18 +3,20 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{TryRecvError, channel};
 
 use crate::common::{
     Attr, Client, OK, Place, Wcc, handle, hold_lanes, made, mode, named, read_args, split, write_args,
 };
 use ksf::engine::EngineKind;
+use ksf::limits::Limits;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
 use ksf_nfs::{ClientCounts, ExportSettings, Procedure};
 use ksf_proto::oncrpc::{Accepted, AuthStat, Denied, NFS_PROGRAM, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
-use ksf_test::{root_or_skip, skip, wait_until};
+use ksf_test::{own_run_or_skip, root_or_skip, skip, succeeds, wait_until};
 
 const PERM: u32 = 1;
 const NOENT: u32 = 2;
@@ -171,6 +173,43 @@ fn groups_of_a_user_are_those_of_the_system_where_the_export_says_so() {
         assert_eq!(other.nfs(6, &read_args(&file, 0, 4)).0, status, "manage_gids {manage_gids}");
         serving.stop();
     }
+}
+
+/// A credential of AUTH_SYS has room for 16 groups.
+#[test]
+fn a_user_of_forty_groups_has_the_rights_of_all_where_the_export_says_so() {
+    const USER: u32 = 61_000;
+    const GROUPS: u32 = 40;
+    const SENT: usize = 16;
+    let inside = || {
+        let Some(()) = own_run_or_skip("a list of groups of its own") else { return };
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/etc"]);
+        fs::write("/etc/nsswitch.conf", "passwd: files\ngroup: files\n").unwrap();
+        fs::write("/etc/passwd", format!("many:x:{USER}:{USER}::/:/bin/sh\n")).unwrap();
+        let groups: Vec<u32> = (0..GROUPS).map(|number| USER + 1 + number).collect();
+        let lines = groups.iter().map(|group| format!("group{group}:x:{group}:many\n"));
+        fs::write("/etc/group", lines.collect::<String>()).unwrap();
+        for manage_gids in [true, false] {
+            let place = Place::new();
+            for group in &groups {
+                let path = place.path(&group.to_string());
+                fs::write(&path, "text").unwrap();
+                chown(&path, None, Some(*group)).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o040)).unwrap();
+            }
+            let export = place.export_as(ExportOptions { manage_gids, ..ExportOptions::default() });
+            let serving = place.serve_all(EngineKind::Epoll, vec![export]);
+            let mut client = serving.user(USER, USER, &groups[..SENT]);
+            let root = client.mnt(&place.path("")).unwrap();
+            for (number, group) in groups.iter().enumerate() {
+                let file = client.lookup(&root, &group.to_string());
+                let status = if manage_gids || number < SENT { OK } else { ACCES };
+                assert_eq!(client.nfs(6, &read_args(&file, 0, 4)).0, status, "{manage_gids}, group {number}");
+            }
+            serving.stop();
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]
@@ -643,16 +682,51 @@ fn a_peer_that_reads_nothing_is_bounded_and_gets_all_when_it_reads() {
         assert!(results.len() > 1 << 20 && results.ends_with(&data));
         assert!((first..first + 1000).contains(&xid) && seen.insert(xid));
     }
-    // And 1,000 WRITEs of 1 MiB, whose replies nobody reads until all were sent.
-    let writes = 1000;
+    serving.stop();
+}
+
+/// At the bound the server does not read, so that the client's own system holds its WRITEs back.
+#[test]
+fn a_peer_that_writes_and_reads_nothing_is_slowed_at_the_bound_of_its_connection() {
+    const WRITES: usize = 1000;
+    // The request that reaches the bound may exceed it.
+    let work_bytes_max = Limits::default().connection_bytes_max + (2 << 20);
+    let place = Place::new();
+    let serving = place.serve();
     let mut sender = serving.client();
-    for _ in 0..writes {
-        sender.xid += 1;
-        sender.send(NFS_PROGRAM, 3, 7, &write_args(&file, 0, 0, &data));
-    }
-    for _ in 0..writes {
-        assert_eq!(split(&sender.receive().2).0, OK);
-    }
+    let root = sender.mnt(&place.path("")).unwrap();
+    let file = sender.create(&root, "file");
+    let data = vec![7; 1 << 20];
+    let work_bytes = || serving.nfs.files().lane_counters().queued_bytes;
+    let holds = hold_lanes(serving.nfs.files());
+    let (sent, mut most) = (AtomicUsize::new(0), 0);
+    std::thread::scope(|scope| {
+        let (sent, data) = (&sent, &data);
+        let sending = scope.spawn(move || {
+            for _ in 0..WRITES {
+                sender.xid += 1;
+                sender.send(NFS_PROGRAM, 3, 7, &write_args(&file, 0, 0, data));
+                sent.fetch_add(1, Ordering::Relaxed);
+            }
+            sender
+        });
+        wait_until("the connection is not read", || serving.counter("reads_paused") > 0);
+        let waiting = work_bytes();
+        assert!((1 << 20..=work_bytes_max).contains(&waiting), "{waiting} bytes wait for the lanes");
+        // What was sent is in work, or in buffers of TCP, which have up to 38 MiB as the kernel comes.
+        let before = sent.load(Ordering::Relaxed);
+        assert!(before < WRITES / 4, "{before} MiB were taken of a peer whose WRITEs wait");
+        drop(holds);
+        wait_until("all are sent", || {
+            most = most.max(work_bytes());
+            sending.is_finished()
+        });
+        assert!(most <= work_bytes_max, "{most} bytes in work");
+        let mut sender = sending.join().unwrap();
+        for _ in 0..WRITES {
+            assert_eq!(split(&sender.receive().2).0, OK);
+        }
+    });
     serving.stop();
 }
 

@@ -428,6 +428,32 @@ fn names_are_made_moved_and_removed() {
 
 /// rename() of one link of a file onto another does nothing (POSIX).
 #[test]
+fn no_name_is_moved_or_linked_to_another_export() {
+    const OTHER: u32 = 9;
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let other = place.beside("other");
+    let more = ksf_ninep::ExportSettings { path: other.clone(), ..place.export() };
+    let serving = place.serve_all(EngineKind::Epoll, vec![place.export(), more]);
+    let mut client = serving.connect();
+    client.version();
+    for (fid, path) in [(ROOT, place.path("")), (OTHER, other.clone())] {
+        client.attach(fid, 0, path.canonicalize().unwrap().to_str().unwrap().as_bytes()).unwrap();
+    }
+    client.walk(ROOT, 1, "file").unwrap();
+    for request in [
+        Request::Renameat { olddirfid: ROOT, oldname: b"file", newdirfid: OTHER, newname: b"x" },
+        Request::Rename { fid: 1, dfid: OTHER, name: b"x" },
+        Request::Link { dfid: OTHER, fid: 1, name: b"x" },
+    ] {
+        assert_eq!(client.does(request), Err(libc::EXDEV), "{request:?}");
+    }
+    assert!(place.path("file").exists() && fs::read_dir(other).unwrap().next().is_none());
+    client.stat(1).unwrap();
+    serving.stop();
+}
+
+#[test]
 fn a_fid_keeps_its_name_where_a_rename_moves_nothing() {
     let place = Place::new();
     let serving = place.serve();
@@ -891,13 +917,15 @@ fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     let mut clients = [serving.client(), serving.client()];
     clients.iter_mut().for_each(|client| client.open(1, "file", BOTH).unwrap());
     let [one, two] = &mut clients;
-    let lock = |client: &mut Client, fid, kind, start| {
-        let lock = Lock { kind, flags: 0, start, length: 10, process: 7, client: b"here" };
+    // 1 is P9_LOCK_FLAGS_BLOCK, of a program that waits for its lock.
+    let lock_with = |client: &mut Client, fid, kind, start, flags| {
+        let lock = Lock { kind, flags, start, length: 10, process: 7, client: b"here" };
         client.ask(Request::Lock { fid, lock }, |reply| match reply {
             Reply::Lock { status } => status,
             other => panic!("{other:?}"),
         })
     };
+    let lock = |client: &mut Client, fid, kind, start| lock_with(client, fid, kind, start, 0);
     let find = |client: &mut Client, kind| {
         let lock = GetLock { kind, start: 0, length: 10, process: 7, client: b"here" };
         client.ask(Request::Getlock { fid: 1, lock }, |reply| match reply {
@@ -907,11 +935,12 @@ fn locks_are_granted_once_and_given_back_by_clunk_and_by_the_end() {
     };
     assert_eq!(lock(one, 1, 1, 5), Ok(0));
     assert_eq!(lock(two, 1, 0, 0), Ok(1), "it is in the way");
+    assert_eq!(lock_with(two, 1, 0, 0, 1), Ok(1), "the client is the one that waits");
     assert_eq!(lock(two, 1, 0, 15), Ok(0));
     assert_eq!(find(two, 0), Ok((1, 5, 10, 0, vec![])));
     assert_eq!(find(one, 1), Ok((2, 0, 10, 7, b"here".to_vec())), "its own is not in its way");
     assert_eq!(lock(one, 1, 2, 5), Ok(0));
-    assert_eq!(lock(two, 1, 1, 0), Ok(0));
+    assert_eq!(lock_with(two, 1, 1, 0, 1), Ok(0));
     two.clunk(1).unwrap();
     assert_eq!(lock(one, 1, 1, 0), Ok(0), "it was given back before Rclunk");
     two.open(1, "file", 0).unwrap();

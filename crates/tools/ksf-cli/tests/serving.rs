@@ -7,6 +7,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::export::Place;
 use crate::support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 use ksf_test::stream::{self, datagrams};
 use ksf_test::{Running, rpc};
@@ -193,6 +194,28 @@ fn every_service_listens_on_loopback_by_default() {
         let text = format!("[[service]]\nname = \"it\"\n{service}\n");
         let output = run(&["serve", folder.write("ksf.toml", text).to_str().unwrap()]);
         assert!(stderr(&output).contains("no usual port"), "{service}: {}", stderr(&output));
+    }
+}
+
+/// The ports of the lines to mount in the documents.
+#[test]
+fn file_servers_listen_on_their_ports_of_both_loopback_addresses_by_default() {
+    let Some(()) = support::private_network() else { return };
+    for (kind, port) in [("nfs", 2049), ("9p", 5640)] {
+        let place = Place::new();
+        let [export, state] = [place.export(), place.0.path("state")].map(|path| path.to_str().unwrap().to_owned());
+        let args = [kind, "--engine", "epoll", "--export", export.as_str(), "--state", state.as_str()];
+        let server = Server::start(&args, 2);
+        let report = server.stat();
+        let listeners = report["services"][0]["listeners"].as_array().unwrap().iter();
+        let mut tcp: Vec<&str> = listeners.filter_map(|listener| listener.as_str()?.strip_prefix("tcp ")).collect();
+        tcp.sort_unstable();
+        let wanted = ["127.0.0.1", "[::1]"].map(|address| format!("{address}:{port}"));
+        assert_eq!(tcp, wanted, "{kind}");
+        for address in wanted {
+            stream::connect(address.parse().unwrap());
+        }
+        server.stop();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A server in this process, and a client that speaks NFSv3 word by word.
 
+pub(crate) mod disk;
 mod place;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -95,6 +96,11 @@ impl Serving {
 
     pub(crate) fn counters(&self) -> String {
         place::counters(&self.server, self.nfs.files())
+    }
+
+    /// A counter of the server's shards.
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.server.counters().iter().find(|counter| counter.name == name).expect("a known counter").value
     }
 
     pub(crate) fn stop(self) {

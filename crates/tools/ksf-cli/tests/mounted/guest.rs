@@ -1,12 +1,15 @@
 //! A machine that mounts an export of this one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ksf_lab::Lab;
 
 use crate::support::Server;
 use crate::support::export::Place;
+
+/// Files from which libtirpc and the C library have the number of TCP, for mount.nfs.
+const RESOLVING: [&str; 2] = ["/etc/netconfig", "/etc/protocols"];
 
 /// Where the programs of a guest see their root.
 const ROOT: &str = "/r";
@@ -19,6 +22,12 @@ pub(crate) fn server(place: &Place, engine: &str) -> Server {
 /// The same on this port.
 pub(crate) fn server_at(port: u16, place: &Place, engine: &str) -> Server {
     place.start_at(port, engine, ",squash=none", &["--export", "/usr,ro,squash=none"])
+}
+
+/// Serves another directory as well, read-only.
+pub(crate) fn server_with(place: &Place, engine: &str, other: &Path) -> Server {
+    let other = format!("{},ro,squash=none", other.display());
+    place.start_at(0, engine, ",squash=none", &["--export", "/usr,ro,squash=none", "--export", &other])
 }
 
 /// A machine with Debian's kernel and no disk. It mounts /usr, and the export at /mnt, and runs a script there.
@@ -52,6 +61,11 @@ impl Guest {
         self
     }
 
+    /// Lets the script itself run mount.nfs.
+    pub(crate) fn resolving(self) -> Self {
+        RESOLVING.into_iter().fold(self, |guest, file| guest.file(file, file))
+    }
+
     pub(crate) fn text(mut self, path: &str, text: impl Into<String>) -> Self {
         self.texts.push((format!("{ROOT}{path}"), text.into()));
         self
@@ -76,8 +90,7 @@ impl Guest {
         let lab = lab.reach_host().memory_mib(1024).time_limit(Duration::from_secs(300)).env("PORT", port);
         let lab = lab.env("EXPORT", place.export().to_str().expect("a plain path")).env("MORE", self.options);
         let lab = self.env.into_iter().fold(lab, |lab, (name, value)| lab.env(name, value));
-        // mount.nfs asks libtirpc and the C library for the number of TCP.
-        let lab = ["/etc/netconfig", "/etc/protocols"].into_iter().fold(lab, |lab, file| lab.file(file, file));
+        let lab = RESOLVING.into_iter().fold(lab, |lab, file| lab.file(file, file));
         let lab = ["mount.nfs", "mount", "mkdir"].iter().chain(tools).fold(lab, |lab, tool| lab.tool(*tool));
         ["nfs", "nfsv3", "lockd"].into_iter().fold(lab, Lab::module)
     }

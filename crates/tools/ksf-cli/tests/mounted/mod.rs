@@ -7,6 +7,7 @@
 
 use crate::support;
 mod guest;
+mod images;
 mod ninep;
 mod power;
 
@@ -16,9 +17,10 @@ use std::time::Duration;
 
 use crate::support::export::Place;
 use crate::support::{Server, engines};
-use guest::{Guest, server, server_at};
+use guest::{Guest, server, server_at, server_with};
+use images::{cold_directory_or_skip, mount_or_skip};
 use ksf_lab::{Lab, turn};
-use ksf_test::{installed_or_skip, program_or_skip, root_or_skip};
+use ksf_test::{installed_or_skip, own_run_or_skip, program_or_skip, root_or_skip, succeeds};
 use rustix::process::Signal;
 
 /// Root's handles outlive the server, which reads /usr for the guests.
@@ -42,17 +44,22 @@ fn sums_are_right(place: &Place) {
     assert!(fs::read_to_string(place.export().join("sums")).unwrap().lines().count() > 10);
 }
 
-/// Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
-/// 9P with each kind.
-fn tools_run(caches: &str, tested: &str) {
+/// Refuses a user and lists a cold directory on NFS. Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
+/// 9P with each kind. `file_system`: the kind on which the exports are; `None`: that of this machine.
+fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     let Some(_turn) = may_run() else { return };
     for tool in ["fio", "postmark", "dbench", "stress-ng"] {
         let Some(_) = program_or_skip(tool) else { return };
     }
     let Some(fsx) = installed_or_skip(env!("CARGO_TARGET_TMPDIR"), "fsx/bin/fsx") else { return };
+    let Some(()) = own_run_or_skip("a file system of its own") else { return };
     let (place, place_9p) = (Place::new(), Place::new());
+    for (place, kind) in [&place, &place_9p].into_iter().zip(file_system.into_iter().cycle()) {
+        let Some(()) = mount_or_skip(kind, &[], &place.0.path("disk"), 2048, &place.export()) else { return };
+    }
+    let Some(many) = cold_directory_or_skip(&place) else { return };
     let engines = engines();
-    let server = server(&place, engines[0]);
+    let server = server_with(&place, engines[0], &many);
     let server_9p = place_9p.start_kind("9p", 0, engines.last().unwrap(), ",squash=none", &[]);
     // The whole load of dbench goes through more than 400,000 lines.
     let load = fs::read_to_string("/usr/share/dbench/client.txt").unwrap();
@@ -60,6 +67,7 @@ fn tools_run(caches: &str, tested: &str) {
     let guest = Guest::new(include_str!("tools.sh")).file(fsx, "/fsx").text("/load.txt", load);
     let guest = guest.env("PORT_9P", server_9p.address(" tcp ").port().to_string());
     let guest = guest.env("EXPORT_9P", place_9p.export().to_str().unwrap()).env("CACHES", caches).env("TESTED", tested);
+    let guest = guest.env("MANY", many.to_str().unwrap()).resolving();
     let lab = ["9pnet_fd", "9p"].into_iter().fold(guest.lab(&server, &place), Lab::module);
     let output = lab.time_limit(Duration::from_secs(900)).run().unwrap().checked().unwrap();
     assert!(output.ends_with(" end\n"), "{output}");
@@ -67,18 +75,33 @@ fn tools_run(caches: &str, tested: &str) {
     sums_are_right(&place_9p);
     server.stop();
     server_9p.stop();
+    for (place, _) in [&place, &place_9p].into_iter().zip(file_system.into_iter().cycle()) {
+        succeeds(&["umount", place.export().to_str().unwrap()]);
+    }
 }
 
 #[test]
 fn tools_and_tests_of_file_systems_run_on_a_mounted_export() {
-    tools_run("none", "");
+    tools_run("none", "", None);
 }
 
 #[test]
 #[ignore = "soak: the same with each cache of 9P, and with the tests of file systems there"]
 fn tools_run_on_a_mounted_export_with_the_caches_of_9p() {
     let caches = "none mmap loose";
-    tools_run(caches, caches);
+    tools_run(caches, caches, None);
+}
+
+#[test]
+#[ignore = "soak: the same on another file system of the server"]
+fn tools_run_on_a_mounted_export_that_is_on_xfs() {
+    tools_run("none", "none", Some("xfs"));
+}
+
+#[test]
+#[ignore = "soak: the same on another file system of the server"]
+fn tools_run_on_a_mounted_export_that_is_on_btrfs() {
+    tools_run("none", "none", Some("btrfs"));
 }
 
 #[test]
@@ -163,8 +186,9 @@ fn calls_have_the_results_that_they_have_on_the_kernels_own_server() {
     }
     let place = Place::new();
     let server = server(&place, engines()[0]);
-    let mut guest = Guest::new(include_str!("reference.sh")).options("noac").text("/calls", include_str!("calls.sh"));
-    for file in ["/etc/services", "/etc/rpc", "/etc/netconfig", "/etc/protocols"] {
+    let mut guest =
+        Guest::new(include_str!("reference.sh")).options("noac").text("/calls", include_str!("calls.sh")).resolving();
+    for file in ["/etc/services", "/etc/rpc"] {
         guest = guest.file(file, file);
     }
     guest = guest.text("/etc/passwd", "root:x:0:0::/root:/bin/sh\n_rpc:x:101:65534::/:/bin/sh\n");

@@ -6,13 +6,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use ksf_lab::{Lab, turn};
-use ksf_test::root_or_skip;
+use ksf_test::own_run_or_skip;
 
+use super::images::cold_directory_or_skip;
+use super::kill;
 use crate::support::engines;
 use crate::support::export::Place;
-
-/// Entries of the long folder.
-const ENTRIES: usize = 10_000;
 
 /// Each user of the machine has an attach.
 const USER: (&str, u32) = ("user", 1001);
@@ -47,7 +46,7 @@ const TOOLS: [&str; 26] = [
     "sync",
 ];
 
-/// A tree with what `find` and `sha256sum` say of it, and a folder with many entries.
+/// A tree with what `find` and `sha256sum` say of it.
 fn fill(place: &Place) {
     let tree = place.export().join("tree");
     fs::create_dir_all(&tree).unwrap();
@@ -65,23 +64,31 @@ fn fill(place: &Place) {
     symlink("../tree/odd", tree.join("link")).unwrap();
     let shell = "find . -type f -print0 | xargs -0 sha256sum >../sums; find . | LC_ALL=C sort >../names";
     assert!(Command::new("sh").args(["-euc", shell]).current_dir(&tree).status().unwrap().success());
-    let many = place.export().join("many");
-    fs::create_dir(&many).unwrap();
-    (0..ENTRIES).for_each(|at| fs::write(many.join(format!("entry-{at}")), "").unwrap());
 }
 
 /// `owner`: the user whose the file is that another user than root makes.
 fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &str) {
     let place = Place::new();
     fill(&place);
-    let server = place.start_kind("9p", 0, engine, ",squash=none", &[]);
+    let Some(many) = cold_directory_or_skip(&place) else { return };
+    let other = format!("{},ro,squash=none", many.display());
+    let start = |port| place.start_kind("9p", port, engine, ",squash=none", &["--export", &other]);
+    let server = start(0);
+    let port = server.address(" tcp ").port();
     let lab = Lab::script(include_str!("ninep.sh")).reach_host().time_limit(Duration::from_secs(300));
-    let lab = lab.env("PORT", server.address(" tcp ").port().to_string()).env("CACHE", cache);
+    let lab = lab.env("PORT", port.to_string()).env("CACHE", cache);
     let lab = lab.env("ACCESS", access).file(env!("CARGO_BIN_EXE_ksf"), "/bin/ksf").memory_mib(1024);
-    let lab = lab.env("EXPORT", place.export().to_str().unwrap()).env("ENTRIES", ENTRIES.to_string());
+    let lab = lab.env("EXPORT", place.export().to_str().unwrap()).env("MANY", many.to_str().unwrap());
     let lab = TOOLS.into_iter().fold(lab, |lab, tool| lab.tool(tool));
     let lab = ["9pnet_fd", "9p"].into_iter().fold(lab, Lab::module);
-    let output = lab.env("LC_ALL", "C").run().unwrap().checked().unwrap();
+    let guest = lab.env("LC_ALL", "C").spawn().unwrap();
+    for writer in ["one", "two"] {
+        guest.wait_for(&format!("synced {writer}-1.\n")).unwrap();
+    }
+    kill(server);
+    guest.wait_for("unmounted\n").unwrap();
+    let server = start(port);
+    let output = guest.wait().unwrap().checked().unwrap();
     assert!(output.ends_with("finished\n"), "{output}");
     let new = place.export().join("new");
     let check = Command::new("sha256sum").args(["--check", "--quiet", "../sums-of-new"]).current_dir(&new).status();
@@ -102,7 +109,9 @@ fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &s
 
 #[test]
 fn linux_mounts_an_export_of_9p_and_reads_and_writes_it() {
-    let Some(()) = root_or_skip("files of the users of another machine") else { return };
+    let Some(()) = own_run_or_skip("a file system of its own, and files of the users of another machine") else {
+        return;
+    };
     let Some(_turn) = turn() else { return };
     mounts_reads_and_writes(USER, "none", engines()[0]);
 }
@@ -110,7 +119,9 @@ fn linux_mounts_an_export_of_9p_and_reads_and_writes_it() {
 #[test]
 #[ignore = "soak: the same once more for each kind of cache and of access"]
 fn linux_mounts_an_export_of_9p_with_its_caches() {
-    let Some(()) = root_or_skip("files of the users of another machine") else { return };
+    let Some(()) = own_run_or_skip("a file system of its own, and files of the users of another machine") else {
+        return;
+    };
     let Some(_turn) = turn() else { return };
     // With `any` there is one attach, that of root.
     let mounts = [(USER, "mmap"), (USER, "loose"), (("client", 1001), "none"), (("any", 0), "none")];

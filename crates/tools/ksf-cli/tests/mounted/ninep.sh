@@ -1,10 +1,12 @@
-# $EXPORT is mounted at /mnt by the kernel's client of 9P, with $ACCESS and $CACHE. It has a tree with its sums, and a folder of $ENTRIES entries.
-common="trans=tcp,port=$PORT,version=9p2000.L,aname=$EXPORT,msize=1048576"
+# $EXPORT is mounted at /mnt by the kernel's client of 9P, with $ACCESS and $CACHE. It has a tree with its sums. $MANY is another export, a
+# cold directory whose names the first one has.
+shared="trans=tcp,port=$PORT,version=9p2000.L,msize=1048576"
+common="$shared,aname=$EXPORT"
 # Without a user in each attach, all requests are those of the one in the mount.
 any=any,uname=0
 options="$common,access=$ACCESS"
 test "$ACCESS" != any || options=$common,access=$any
-mkdir -p /mnt /other /srv /run
+mkdir -p /mnt /many /other /srv /run
 mount -t 9p -o "$options,cache=$CACHE" 10.0.2.2 /mnt
 cd /mnt/tree
 sha256sum --check --quiet ../sums
@@ -14,9 +16,10 @@ test "$(stat -c '%a %s' odd)" = '640 5'
 test "$(readlink link)" = ../tree/odd
 echo "the tree is the same"
 
-cd /mnt/many
-test "$(ls -f | sort -u | wc -l)" = $((ENTRIES + 2))
-echo "$ENTRIES entries"
+mount -t 9p -o "$shared,aname=$MANY,access=user,cache=$CACHE" 10.0.2.2 /many
+ls -U /many | sort | cmp - /mnt/names-of-many
+umount /many
+echo "the cold directory is listed"
 
 mkdir /mnt/new
 cd /mnt/new
@@ -69,7 +72,7 @@ mv copy renamed
 find . -type f -exec sha256sum {} + >../sums-of-new
 # The tree once more, by a connection of its own. With cache=loose what was written waits in the guest.
 sync
-mount -t 9p -o "$options,cache=none" 10.0.2.2 /other
+mount -t 9p -o "$options,cache=none,locktimeout=1" 10.0.2.2 /other
 cd /other/new
 (cd renamed && sha256sum --check --quiet ../../sums)
 echo other >from-other
@@ -79,6 +82,21 @@ echo more >>from-other
 sync from-other
 test "$(wc -l </other/new/from-other)" = 2
 rm /other/new/from-other
+# A lock in one mount is in the way in the other one, whose client asks for it again and again while its program waits. A program keeps
+# the lock: at the end of a process, Linux gives back the locks of all files that this one had open, also those of its parent's files.
+mkfifo /tmp/hold
+flock second cat /tmp/hold &
+holder=$!
+exec 4>/tmp/hold
+if flock -n /other/new/second true; then exit 1; fi
+flock /other/new/second touch /tmp/granted 4>&- &
+waiting=$!
+until case $(cat /proc/$waiting/wchan) in v9fs_*) ;; *) false ;; esac; do :; done
+test ! -e /tmp/granted
+exec 4>&-
+wait $holder
+wait $waiting
+test -e /tmp/granted
 cd /
 umount /other
 # Another user of the machine, by each way to name the user of a request.
@@ -110,5 +128,43 @@ umount /other
 (cd "/mnt/tree/folder 3" && sha256sum --check --quiet /tmp/sums)
 kill $server
 wait $server
+
+# The server of the other machine is killed while two programs write: both get an error, as do calls after it, and nothing is in the
+# way of a mount of the next server. What was brought to the medium is there. Without a cache: with cache=loose
+# Debian's kernel 6.1 fails in fscache when it unmounts after that (BUG in __fscache_relinquish_cookie).
+umount /mnt
+mount -t 9p -o "$options,cache=none" 10.0.2.2 /mnt
+mkdir /mnt/new/load
+cp /mnt/tree/large /tmp/large
+write() {
+    number=0
+    while dd if=/tmp/large of="/mnt/new/load/$1-$number" bs=256k conv=fsync status=none; do
+        echo "$1-$number" >>"/tmp/synced-$1"
+        echo "synced $1-$number."
+        number=$((number + 1))
+    done 2>"/tmp/said-$1"
+    echo "$1 failed"
+}
+write one &
+one=$!
+write two &
+two=$!
+wait $one
+wait $two
+if ls /mnt/new 2>/tmp/said-ls; then exit 1; fi
+for said in /tmp/said-one /tmp/said-two /tmp/said-ls; do
+    cat $said
+    # The client tells the first calls how the connection has ended.
+    case $(cat $said) in
+        *"Input/output error"* | *"Remote I/O error"* | *"Connection reset by peer"* | *"Broken pipe"*) ;;
+        *) exit 1 ;;
+    esac
+done
+umount /mnt
+echo "unmounted"
+until mount -t 9p -o "$options,cache=none" 10.0.2.2 /mnt 2>/dev/null; do :; done
+for name in $(cat /tmp/synced-one /tmp/synced-two); do
+    cmp /tmp/large "/mnt/new/load/$name"
+done
 umount /mnt
 echo finished

@@ -70,6 +70,31 @@ stressors='access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd io
 mapped='msync'
 
 cd /mnt
+step "/mnt: a user without rights"
+user() { setpriv --reuid=1001 --regid=1002 --clear-groups "$@" 2>/tmp/said; }
+refused() {
+    if user "$@"; then exit 1; fi
+    grep -q 'Permission denied' /tmp/said
+}
+echo secret >secret
+chmod 600 secret
+mkdir -m 711 closed
+echo open >closed/open
+# Both have been read here: the guest has them in memory.
+cat secret closed/open
+ls closed
+refused cat secret
+refused ls closed
+refused rm secret
+refused sh -c ': >>closed/open'
+test "$(user cat closed/open)" = open
+
+step "/many: a cold directory"
+mkdir /many
+mount.nfs "10.0.2.2:$MANY" /many -o "vers=3,tcp,nolock,port=$PORT,mountport=$PORT"
+ls -U /many | LC_ALL=C sort | cmp - names-of-many
+umount /many
+
 people '1 2 3' 1000
 
 step /mnt: fsx
