@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
-    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, Resize, SetAttr, SetTime, Squash,
+    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, OpenHow, Resize, SetAttr, SetTime, Squash,
     Stable, Time,
 };
 use ksf_test::root_or_skip;
@@ -277,6 +277,73 @@ fn times_are_set_by_who_may() {
         let changed = served.fs.setattr(lane, &writer, &file, &now, None, Resize::Owner);
         assert!(changed.result.is_ok() && changed.wcc.after.unwrap().mtime > long_ago);
     });
+}
+
+/// Sets the length as clients do for open(2) with O_TRUNC and for ftruncate(2).
+#[test]
+fn writers_cut_files_of_other_owners_and_nobody_cuts_by_a_call_that_fails() {
+    let Some(()) = root_or_skip("identities") else { return };
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let open = open_folder(&served, lane, 0);
+        let (owner, writer) = (user(1000, 100, &[]), user(1001, 100, &[]));
+        let cut = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let touch = SetAttr { size: None, ..cut };
+        let explicit = Some(SetTime::To(Time { seconds: 1, nanos: 0 }));
+        let no = [
+            SetAttr { uid: Some(1001), ..cut },
+            SetAttr { gid: Some(7), ..cut },
+            SetAttr { mode: Some(0o600), ..cut },
+            SetAttr { mtime: explicit, ..cut },
+            SetAttr { atime: explicit, ..cut },
+        ];
+        for (at, by_open) in [None, Some(true), Some(false)].into_iter().enumerate() {
+            let name = format!("file{at}");
+            let made = served.fs.create(lane, &owner, &open, name.as_bytes(), &guarded(0o666)).result.unwrap();
+            let (file, path) = (made.handle, served.path("open").join(&name));
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4676)).unwrap();
+            let fid = by_open.map(|write| {
+                served.fs.open(lane, &writer, &file, OpenHow { write, ..OpenHow::READ }).unwrap().0
+            });
+            let set = |lane: &mut Lane, to: &SetAttr| match &fid {
+                None => served.fs.setattr(lane, &writer, &file, to, None, Resize::Writer).result,
+                Some(fid) => served.fs.setattr_open(lane, &writer, fid, to),
+            };
+            let look = || {
+                let found = fs::metadata(&path).unwrap();
+                (found.len(), found.mode() & 0o7777, found.mtime())
+            };
+            fs::write(&path, "text").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o4676)).unwrap();
+            for to in &no {
+                assert_eq!(kind(set(lane, to)), ErrorKind::NotPermitted, "{by_open:?} {to:?}");
+                assert_eq!(look().0, 4, "{by_open:?} {to:?}");
+            }
+            set_mtime(&path, 1);
+            set(lane, &touch).unwrap();
+            assert!(look().2 > 1, "{by_open:?}");
+            // The mode without its set-id bits, as Linux' client of 9P sends it.
+            set_mtime(&path, 1);
+            set(lane, &SetAttr { mode: Some(0o676), ..cut }).unwrap();
+            let (len, mode, mtime) = look();
+            assert_eq!((len, mode), (0, 0o676), "{by_open:?}");
+            assert!(mtime > 1, "{by_open:?}");
+            // Nothing is cut off, and the time is that of the call nevertheless.
+            set_mtime(&path, 1);
+            set(lane, &cut).unwrap();
+            assert!(look().2 > 1, "{by_open:?}");
+        }
+        // Mode and times of the owner are those that were asked for, not those that the cut leaves.
+        let made = served.fs.create(lane, &owner, &open, b"own", &guarded(0o666)).result.unwrap();
+        let all = SetAttr { mode: Some(0o4755), mtime: explicit, ..cut };
+        let attr = served.fs.setattr(lane, &owner, &made.handle, &all, None, Resize::Owner).wcc.after.unwrap();
+        assert_eq!((attr.mode, attr.mtime.seconds), (0o4755, 1));
+    });
+}
+
+fn set_mtime(path: &std::path::Path, seconds: u64) {
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap();
 }
 
 /// Else a file that somebody may only read could be kept from being executed.

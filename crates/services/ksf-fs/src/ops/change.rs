@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Mode as Permissions, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
-use rustix::io::Result as SysResult;
+use rustix::io::{Errno, Result as SysResult};
 use rustix::process::{Gid, Uid};
 
 use super::FILE_SIZE_MAX;
@@ -27,8 +27,9 @@ pub enum Resize {
 }
 
 impl Fs {
-    /// Changes attributes: first the size, then owner and group, permissions, times. `guard`: only if this is the ctime
-    /// ([`ErrorKind::NotSync`]), which no other call of this server changes meanwhile.
+    /// Changes attributes: owner and group, permissions, times, then the size, so that a caller that may not change the others does
+    /// not cut the file. `guard`: only if this is the ctime ([`ErrorKind::NotSync`]), which no other call of this server changes
+    /// meanwhile.
     ///
     /// What was changed before an error stays changed; `wcc` shows it.
     pub fn setattr(
@@ -77,25 +78,50 @@ impl Fs {
         if to.mode.is_some() && file_type == FileType::Symlink {
             return Err(ErrorKind::NotSupported.into());
         }
-        let resized = match to.size {
-            Some(size) => Some((size, self.content(lane, &call.caller, handle, Mode::Write)?)),
+        let content = match to.size {
+            Some(_) => Some(self.content(lane, &call.caller, handle, Mode::Write)?),
             None => None,
         };
         let change = || {
-            if let Some((size, file)) = &resized {
+            if let Some(file) = &content {
                 match resize {
                     Resize::Owner => permit(file, WRITE_BIT, &call.caller)?,
                     Resize::Writer => access(file, WRITE_BIT)?,
                 }
-                rustix::fs::ftruncate(file, *size)?;
             }
-            set_owner(object, to)?;
-            if let Some(mode) = to.mode {
-                self.set_mode(object, mode)?;
-            }
-            set_times(object, to)
+            self.change(object, content.as_deref(), to)
         };
         Ok(lane.as_caller(&call.caller, change)??)
+    }
+
+    /// Changes attributes as the caller. `content`: the file open for writing, with a new size; the caller may write to it.
+    ///
+    /// open(2) with O_TRUNC and ftruncate(2) on a client are a size with the time of the server, and of 9P also the mode without its
+    /// set-id bits. A caller with write permission may do that to the file of another owner, but may not set a mode or one of the times by
+    /// themselves. ftruncate(2) here does both.
+    pub(super) fn change(&self, object: &OwnedFd, content: Option<&OwnedFd>, to: &SetAttr) -> SysResult<()> {
+        let mut first = *to;
+        if content.is_some() {
+            first.mtime = first.mtime.filter(|time| *time != SetTime::Now);
+            first.mode = match first.mode {
+                Some(mode) if !is_without_set_ids(mode, mode_of(object)?) => Some(mode),
+                _ => None,
+            };
+        }
+        set_owner(object, &first)?;
+        if let Some(mode) = first.mode {
+            self.set_mode(object, mode)?;
+        }
+        set_times(object, &first)?;
+        let (Some(content), Some(size)) = (content, to.size) else { return Ok(()) };
+        rustix::fs::ftruncate(content, size)?;
+        // It set the time of the last change, and may have cleared bits of the mode.
+        if let Some(mode) = to.mode
+            && mode & 0o7777 != mode_of(object)?
+        {
+            self.set_mode(object, mode)?;
+        }
+        set_times(object, &first)
     }
 
     /// By its name in `/proc/self/fd`: the kernel changes the mode of what is open without its content since Linux 6.6 only.
@@ -134,8 +160,30 @@ pub(crate) fn set_times(object: &OwnedFd, to: &SetAttr) -> SysResult<()> {
         Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
         Some(SetTime::To(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
     };
-    let times = Timestamps { last_access: of(to.atime), last_modification: of(to.mtime) };
-    rustix::fs::utimensat(object, c"", &times, AtFlags::EMPTY_PATH)
+    let set = |atime, mtime| {
+        let times = Timestamps { last_access: of(atime), last_modification: of(mtime) };
+        rustix::fs::utimensat(object, c"", &times, AtFlags::EMPTY_PATH)
+    };
+    match set(to.atime, to.mtime) {
+        // The kernel takes one time of the two for a chosen one, which is for the owner. NFS and 9P let all who may write set one of
+        // them to now; the other one follows.
+        Err(Errno::PERM) if is_now(to.atime) && is_now(to.mtime) => set(Some(SetTime::Now), Some(SetTime::Now)),
+        result => result,
+    }
+}
+
+fn is_now(time: Option<SetTime>) -> bool {
+    time.is_none_or(|time| time == SetTime::Now)
+}
+
+fn mode_of(object: &OwnedFd) -> SysResult<u32> {
+    Ok(rustix::fs::statat(object, c"", AtFlags::EMPTY_PATH)?.st_mode & 0o7777)
+}
+
+/// True if a mode is the present one, or that without set-id bits.
+fn is_without_set_ids(mode: u32, present: u32) -> bool {
+    let cleared = mode ^ present;
+    cleared & 0o1777 == 0 && mode & cleared & 0o6000 == 0
 }
 
 #[cfg(test)]

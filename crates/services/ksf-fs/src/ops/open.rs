@@ -4,10 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ftruncate};
+use rustix::fs::{AtFlags, Mode as Permissions, OFlags};
 use rustix::io::Errno;
 
-use super::change::{Resize, check};
+use super::change::check;
 use super::content::{read_whole, write_whole};
 use super::list::each_entry;
 use super::lock::{LockCounts, LockedRanges};
@@ -267,7 +267,12 @@ impl Fs {
         let file = opened?;
         let attr = attr_of(call.export, &file)?;
         let file = Descriptor::new(file, handle, slot, &self.open_files);
-        Ok((OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller), attr))
+        let opened = OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller);
+        if how.truncate {
+            // The length is an attribute.
+            self.owe_names(lane, handle)?;
+        }
+        Ok((opened, attr))
     }
 
     /// Makes a regular file and opens it, also for what its mode forbids, or opens the one that there is unless `exclusive`.
@@ -392,20 +397,20 @@ impl Fs {
         check(to)?;
         let opened_file = opened.file()?;
         let order = self.lock(&opened.handle);
-        let mut rest = *to;
-        match rest.size.take() {
-            Some(size) if opened.how.write => lane.as_caller(&opened.caller, || ftruncate(opened_file, size))??,
+        let call = self.begin(lane, credential, &opened.handle, true)?;
+        let reopened;
+        let content = match to.size {
+            None => None,
+            Some(_) if opened.how.write => Some(opened_file),
             Some(_) if opened.file_type == FileType::Directory => return Err(ErrorKind::IsDirectory.into()),
             // By what is open: there may be no name any more.
-            Some(size) => {
-                let call = self.begin(lane, credential, &opened.handle, true)?;
+            Some(_) => {
                 lane.as_caller(&call.caller, || access(opened_file, WRITE_BIT))??;
-                let file = self.reopen(call.export, opened_file, OFlags::WRONLY)?;
-                lane.as_caller(&call.caller, || ftruncate(&file, size))??;
+                reopened = self.reopen(call.export, opened_file, OFlags::WRONLY)?;
+                Some(&reopened)
             }
-            None => {}
-        }
-        self.set(lane, credential, &opened.handle, (opened_file, opened.file_type), &rest, Resize::Writer)?;
+        };
+        lane.as_caller(&call.caller, || self.change(opened_file, content, to))??;
         drop(order);
         self.owe_names(lane, &opened.handle)
     }
