@@ -3,6 +3,7 @@
 mod common;
 mod in_flight;
 mod large_folder;
+mod media;
 mod messages;
 mod model;
 mod pairs;

@@ -1,5 +1,7 @@
 //! A server in this process, and a client that speaks 9P2000.L message by message.
 
+#[path = "../../../ksf-nfs/tests/common/disk.rs"]
+pub(crate) mod disk;
 mod driven;
 #[path = "../../../ksf-nfs/tests/common/place.rs"]
 mod place;

@@ -1,0 +1,194 @@
+//! Errors of a medium that is full, of a quota, of a damaged medium and of one that fails, as Rlerror names them.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::disk::{
+    BLOCK, DISK, Disk, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, with_mounts,
+};
+use crate::common::{Client, Place, ROOT, Serving};
+use ksf::engine::EngineKind;
+use ksf_fs::ExportOptions;
+use ksf_ninep::ExportSettings;
+use ksf_proto::p9::{Data, NO_UID, Reply, Request};
+use ksf_test::{program_or_skip, succeeds};
+use rustix::fs::{SealFlags, fcntl_add_seals};
+
+const BOTH: u32 = 2;
+
+/// A fid of the root that each Tlcreate may take.
+const FREE: u32 = 1;
+const FILE: u32 = 2;
+const MORE: u32 = 3;
+
+/// Serves these directories.
+fn serve_all(place: &Place, paths: &[&Path]) -> Serving {
+    paths.iter().for_each(|path| fs::create_dir_all(path).unwrap());
+    let export = |path: &&Path| ExportSettings { path: path.to_path_buf(), ..place.export() };
+    place.serve_all(EngineKind::Epoll, paths.iter().map(export).collect())
+}
+
+/// A client that is attached to this directory.
+fn attached(serving: &Serving, path: &Path) -> Client {
+    let mut client = serving.connect();
+    client.version();
+    client.attach(ROOT, 0, path.canonicalize().unwrap().to_str().unwrap().as_bytes()).unwrap();
+    client
+}
+
+/// Makes a file, which becomes `fid`.
+fn create(client: &mut Client, fid: u32, name: &str) -> Result<(), i32> {
+    client.walk(ROOT, fid, "").unwrap();
+    client.does(Request::Lcreate { fid, name: name.as_bytes(), flags: BOTH, mode: 0o644, gid: NO_UID })
+}
+
+fn write(client: &mut Client, fid: u32, offset: u64, data: &[u8]) -> Result<u32, i32> {
+    client.ask(Request::Write { fid, offset, data: Data(data) }, |reply| match reply {
+        Reply::Write { count } => count,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn sync(client: &mut Client, fid: u32) -> Result<(), i32> {
+    client.does(Request::Fsync { fid, datasync: 0 })
+}
+
+/// Writes until an error, and returns that and the bytes before it.
+fn write_all(client: &mut Client, fid: u32, bytes_max: u64) -> (u64, i32) {
+    let mut end = 0;
+    loop {
+        assert!(end < bytes_max, "there is no end");
+        match write(client, fid, end, &[b'l'; 16 * BLOCK]) {
+            Ok(count) => end += u64::from(count),
+            Err(errno) => return (end, errno),
+        }
+    }
+}
+
+/// Each request that makes an object or a name. [`FREE`] and [`FILE`] are in use.
+fn making(name: &[u8]) -> [Request<'_>; 6] {
+    [
+        Request::Lcreate { fid: FREE, name, flags: BOTH, mode: 0o644, gid: NO_UID },
+        Request::Mkdir { dfid: ROOT, name, mode: 0o755, gid: 0 },
+        Request::Symlink { dfid: ROOT, name, target: b"target", gid: 0 },
+        Request::Mknod { dfid: ROOT, name, mode: 0o10_640, major: 0, minor: 0, gid: 0 },
+        Request::Link { dfid: ROOT, fid: FILE, name },
+        Request::Renameat { olddirfid: ROOT, oldname: b"file", newdirfid: ROOT, newname: name },
+    ]
+}
+
+#[test]
+fn a_full_disk_is_enospc_and_loses_nothing() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        create(&mut client, FILE, "file").unwrap();
+        create(&mut client, MORE, "more").unwrap();
+        write(&mut client, FILE, 0, &[b'f'; BLOCK]).unwrap();
+        let (end, errno) = write_all(&mut client, MORE, IMAGE_BYTES);
+        assert_eq!((errno, end > IMAGE_BYTES / 4), (libc::ENOSPC, true), "{end} bytes");
+        fill(data("fill").to_str().unwrap());
+        // The blocks of the directory have no room for a name of this length.
+        let long = "n".repeat(250);
+        let linked =
+            (0..1000).take_while(|number| fs::hard_link(data("file"), data(&format!("{number:3}{long}"))).is_ok());
+        assert!(linked.count() < 1000, "the disk has no end");
+        client.walk(ROOT, FREE, "").unwrap();
+        for request in making(long.as_bytes()) {
+            assert_eq!(client.does(request), Err(libc::ENOSPC), "{request:?}");
+        }
+        sync(&mut client, FILE).unwrap();
+        sync(&mut client, MORE).unwrap();
+        serving.stop();
+        disk.mount_again();
+        assert_eq!(fs::read(data("file")).unwrap(), [b'f'; BLOCK]);
+        assert!(fs::read(data("more")).unwrap() == vec![b'l'; end as usize]);
+    });
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_edquot_and_others_go_on() {
+    with_mounts(|| {
+        let Some(_disk) = other_disk("btrfs", &[]) else { return };
+        let Some(_) = program_or_skip("btrfs") else { return };
+        let other = Path::new(DISK).join("other");
+        for volume in [&data(""), &other] {
+            succeeds(&["btrfs", "subvolume", "create", volume.to_str().unwrap()]);
+        }
+        succeeds(&["btrfs", "quota", "enable", DISK]);
+        succeeds(&["btrfs", "qgroup", "limit", "8M", data("").to_str().unwrap()]);
+        let place = Place::new();
+        let serving = serve_all(&place, &[&data(""), &other]);
+        let mut client = attached(&serving, &data(""));
+        create(&mut client, FILE, "file").unwrap();
+        let (end, errno) = write_all(&mut client, FILE, 64 << 20);
+        assert_eq!((errno, end > 4 << 20), (libc::EDQUOT, true), "{end} bytes");
+        // Names take room, too.
+        let mut made = (0..10_000).map(|number| {
+            let name = number.to_string();
+            client.does(Request::Mkdir { dfid: ROOT, name: name.as_bytes(), mode: 0o755, gid: 0 })
+        });
+        assert_eq!(made.find(Result::is_err), Some(Err(libc::EDQUOT)));
+        client.walk(ROOT, FREE, "").unwrap();
+        for request in making(b"new") {
+            assert_eq!(client.does(request), Err(libc::EDQUOT), "{request:?}");
+        }
+        sync(&mut client, FILE).unwrap();
+        // There is room on the disk, for others.
+        let mut client = attached(&serving, &other);
+        create(&mut client, FILE, "file").unwrap();
+        (0..256).for_each(|at| assert!(write(&mut client, FILE, at * 16 * BLOCK as u64, &[b'o'; 16 * BLOCK]).is_ok()));
+        sync(&mut client, FILE).unwrap();
+        serving.stop();
+    });
+}
+
+#[test]
+fn bytes_that_cannot_be_read_are_eio() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        fs::create_dir_all(data("")).unwrap();
+        let bad = damage(&disk, "file");
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        client.open(FILE, "file", 0).unwrap();
+        assert_eq!(client.read(FILE, bad, 4096), Err(libc::EIO));
+        let before = 64 * BLOCK as u64;
+        assert_eq!(client.read(FILE, bad - before, 2 * before as u32).unwrap().len() as u64, before);
+        serving.stop();
+    });
+}
+
+#[test]
+fn a_medium_that_takes_nothing_more_is_eio_and_other_exports_go_on() {
+    with_mounts(|| {
+        let (image, _disk) = stoppable_disk();
+        let place = Place::new();
+        // Names are on the medium when their reply is sent.
+        let export = |path| ExportSettings { path, ..place.export_as(ExportOptions::default()) };
+        let exports = [data(""), place.path("")].map(export);
+        let serving = place.serve_all(EngineKind::Epoll, exports.into());
+        let (mut client, mut other) = (attached(&serving, &data("")), attached(&serving, &place.path("")));
+        create(&mut client, FILE, "file").unwrap();
+        write(&mut client, FILE, 0, b"kept").unwrap();
+        sync(&mut client, FILE).unwrap();
+        fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
+        write(&mut client, FILE, 0, b"lost").unwrap();
+        assert_eq!(sync(&mut client, FILE), Err(libc::EIO));
+        // The file system is read-only from then on, for ext4 has lost its journal.
+        client.walk(ROOT, FREE, "").unwrap();
+        // Each has a name of its own, because one that was refused may be there until the next mount.
+        for number in 0..making(b"").len() {
+            let name = format!("new {number}");
+            let request = making(name.as_bytes())[number];
+            let made = client.does(request);
+            assert!([Err(libc::EIO), Err(libc::EROFS)].contains(&made), "{request:?}: {made:?}");
+        }
+        client.stat(FILE).unwrap();
+        create(&mut other, FILE, "file").unwrap();
+        write(&mut other, FILE, 0, b"other").unwrap();
+        sync(&mut other, FILE).unwrap();
+        serving.stop();
+    });
+}
