@@ -1,7 +1,7 @@
 //! A log that is full, or memory that is, takes every command that Redis carries out when memory is used up, however often: from the
 //! table that the server tells.
 
-use crate::common::{Client, Serving, counter, engines};
+use crate::common::{Client, Serving, counter, engines_of_effort};
 use ksf_kv::disk::DiskOptions;
 use ksf_kv::{Durability, Settings};
 use ksf_test::own_network;
@@ -134,7 +134,7 @@ impl Filler {
 #[test]
 fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 40, ..DiskOptions::default() };
@@ -179,7 +179,7 @@ fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
 fn a_full_log_takes_new_values_where_keys_were_deleted() {
     const PART: usize = 12;
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 20, ..DiskOptions::default() };
@@ -207,7 +207,7 @@ fn full_memory_takes_each_command_that_redis_takes_then() {
     const TIMES: usize = 500;
     const MEMORY_BYTES: usize = 4 << 20;
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 40, ..DiskOptions::default() };

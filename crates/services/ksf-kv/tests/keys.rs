@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Client, Redis, Serving, assert_the_same_after_starts, engines};
+use crate::common::{Client, Redis, Serving, assert_the_same_after_starts, engines, engines_of_effort};
 use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 
@@ -502,7 +502,7 @@ fn a_walk_shows_every_key_that_is_there_all_the_time() {
 #[test]
 fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();
@@ -602,7 +602,7 @@ const LOOKED_AT: &[&str] = &[
 #[test]
 fn renamed_and_copied_keys_are_there_after_every_start() {
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();
@@ -687,7 +687,7 @@ fn a_transaction_takes_no_command_that_looks_at_all_keys() {
 fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
     own_network();
     let value = "v".repeat(20_000);
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::common::{Client, Serving, counter, engines};
+use crate::common::{Client, Serving, counter, engines, engines_of_effort};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
@@ -341,7 +341,7 @@ fn a_damaged_value_is_an_error_that_says_where_it_is_and_is_not_served() {
 fn keys_without_room_are_refused_and_reads_and_deletes_go_on() {
     own_network();
     let refused = "-OOM command not allowed when used memory > 'maxmemory'.";
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = start(engine, folder.path(), 12);
         let mut client = serving.connect();

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::common::{Client, Serving, assert_the_same_after_starts, counter, engines};
+use crate::common::{Client, Serving, assert_the_same_after_starts, counter, engines, engines_of_effort};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
@@ -132,7 +132,7 @@ const FILLED: &[&str] = &[
 #[test]
 fn cells_are_there_after_every_start() {
     own_network();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();
@@ -343,7 +343,7 @@ fn ask_all(
 fn a_full_store_takes_every_removal_and_every_flush() {
     own_network();
     const MIXED: usize = 7919;
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let start = || Serving::start_on(engine, folder.path(), Limits::default(), Settings::default(), 8);
         let fill = |serving: &Serving| {
@@ -415,7 +415,7 @@ fn what_is_gone_gives_its_memory_back() {
 fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
     own_network();
     const KEYS: usize = 1000;
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let folder = tempfile::tempdir().unwrap();
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();

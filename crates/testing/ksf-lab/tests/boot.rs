@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,13 +37,13 @@ impl Drop for Dir {
 }
 
 #[test]
-fn a_program_gets_its_arguments_files_and_modules_and_its_end_is_told() {
+fn a_program_gets_its_arguments_files_modules_and_port_and_its_end_is_told() {
     let Some(_turn) = turn() else { return };
     let dir = Dir::new("boot");
     let data = dir.file("data", "from the host\n");
     let program = dir.file("probe.c", include_str!("guest/probe.c"));
 
-    let outcome = Lab::new(program)
+    let vm = Lab::new(program)
         .arg("two words")
         .arg("")
         .arg("line\nbreak")
@@ -54,10 +54,18 @@ fn a_program_gets_its_arguments_files_and_modules_and_its_end_is_told() {
         .kernel_argument("ksf.example=1")
         .memory_mib(256)
         .cpus(2)
-        .run()
+        .forward_tcp(7000)
+        .spawn()
         .unwrap();
+    vm.wait_for("listening\n").unwrap();
+    assert_eq!(vm.address_of_port(7001), None);
+    assert_eq!(shouted(vm.address_of_port(7000).unwrap(), "over the wire"), "OVER THE WIRE");
+    let error = vm.wait_for("something else").unwrap_err();
+    assert!(error.to_string().contains("returned 7 without writing 'something else'"), "{error}");
+    let outcome = vm.wait().unwrap();
 
     assert_eq!(outcome.status, RunStatus::Exited(7), "{}\n{}", outcome.output, outcome.console);
+    assert!(!outcome.success());
     let expected = "\
 argument: two words
 argument: \n\
@@ -68,13 +76,24 @@ processors: 2
 command line has ksf.example=1
 memory is between 150 and 256 MiB
 AF_KCM socket: ok
-dummy0 dummy1 lo: up
+dummy0 dummy1 eth0 lo: up
 loopback: ok
 cgroup.controllers: ok
+listening
 to standard error
 ";
     assert_eq!(outcome.output, expected);
     assert!(outcome.console.contains("reboot: Power down"), "{}", outcome.console);
+}
+
+/// What the program at this address answers.
+fn shouted(address: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 #[test]
@@ -121,27 +140,6 @@ fn a_machine_that_hangs_is_stopped_at_its_time_limit() {
     let limit = Duration::from_millis(50);
     let error = Lab::new("/bin/true").boot_limit(limit).run().unwrap_err();
     assert!(matches!(error, Error::TimedOut { started: false, limit: reached, .. } if reached == limit), "{error}");
-}
-
-#[test]
-fn a_forwarded_port_leads_to_the_program() {
-    let Some(_turn) = turn() else { return };
-    let dir = Dir::new("forward");
-    let program = dir.file("shout.c", include_str!("guest/shout.c"));
-    let vm = Lab::new(program).arg("7000").forward_tcp(7000).spawn().unwrap();
-    vm.wait_for("listening\n").unwrap();
-    assert_eq!(vm.address_of_port(7001), None);
-
-    let mut stream = TcpStream::connect(vm.address_of_port(7000).unwrap()).unwrap();
-    stream.write_all(b"over the wire").unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert_eq!(answer, "OVER THE WIRE");
-
-    let error = vm.wait_for("something else").unwrap_err();
-    assert!(error.to_string().contains("returned 0 without writing 'something else'"), "{error}");
-    assert!(vm.wait().unwrap().success());
 }
 
 #[test]

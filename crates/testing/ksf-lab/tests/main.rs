@@ -1,5 +1,4 @@
 //! The tests of this crate, in one executable: each file is a module.
 
 mod boot;
-mod kcm;
 mod skips;

@@ -1,7 +1,11 @@
-//! What `ksf doctor` says of the kernel's own message sockets: in a machine that has them, in one that could, and here.
+//! The kernel's own message sockets in a machine that lacks and then has them: what they do, what `ksf doctor` says of them,
+//! and which sockets `ksf kcm-run` gives. What `ksf doctor` says of them here.
 
-use crate::support::{run, stdout};
-use ksf_lab::{Lab, turn};
+use std::path::Path;
+
+use crate::kcm_run::{LIBRARY, PROGRAMS, built, built_library, compile, differences};
+use crate::support::{Folder, PATIENCE, run, stdout};
+use ksf_lab::{Kernel, Lab, turn};
 
 /// What doctor found out about AF_KCM, in the document that the output begins with.
 fn probe(output: &str) -> serde_json::Value {
@@ -10,23 +14,99 @@ fn probe(output: &str) -> serde_json::Value {
     report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "kcm").unwrap().clone()
 }
 
-/// The same kernel with the module, and with the module on its disk alone.
+/// What a command of the machine is to print.
+enum Expected {
+    /// This file of `lab/kcm`.
+    Record(&'static str),
+    Output(fn(&str) -> bool),
+}
+use Expected::{Output, Record};
+
+/// Name, command, and what it prints; one machine runs them in this order. The kernel is Debian's, and has no AF_KCM
+/// while its module is not loaded.
+const CHECKS: [(&str, &str, Expected); 9] = [
+    ("another kernel runs the contract", "ksf kcm-run -- contract 2>/dev/null", Record("ours.txt")),
+    ("another kernel runs processes", "ksf kcm-run -- processes 2>/dev/null", Record("ours_processes.txt")),
+    // The kernel has nothing to answer with, so ksf has answered the programs above.
+    (
+        "it has no AF_KCM",
+        "test ! -e /proc/net/kcm && ! contract 2>&1",
+        Output(|said| said.contains("cannot open an AF_KCM socket: EAFNOSUPPORT")),
+    ),
+    (
+        "doctor tells what is lacking",
+        "ksf doctor --json",
+        Output(|report| {
+            let found = probe(report);
+            let detail = found["detail"].as_str().unwrap();
+            // EAFNOSUPPORT.
+            found["outcome"] == "fails"
+                && found["errno"] == 97
+                && detail.ends_with("is not loaded")
+                && found["remedy"] == "load it: modprobe kcm"
+        }),
+    ),
+    ("what doctor advises succeeds", "modprobe kcm 2>&1", Output(str::is_empty)),
+    ("doctor tells that AF_KCM works", "ksf doctor --json", Output(|report| probe(report)["outcome"] == "works")),
+    // On a kernel that has AF_KCM the program gets the sockets that were chosen: the records differ. Each under another
+    // kcm-run, whose library the inner one takes away or leaves.
+    (
+        "AF_KCM is chosen, and as recorded",
+        "ksf kcm-run -- ksf kcm-run --mux=kcm -- contract 2>/dev/null",
+        Record("af_kcm.txt"),
+    ),
+    (
+        "auto chooses AF_KCM, which is as recorded between processes",
+        "ksf kcm-run -- ksf kcm-run --mux=auto -- processes 2>/dev/null",
+        Record("af_kcm_processes.txt"),
+    ),
+    (
+        "without a choice ksf answers",
+        "ksf kcm-run -- ksf kcm-run -- processes 2>/dev/null",
+        Record("ours_processes.txt"),
+    ),
+];
+
+/// Ends the output of each command, with its status.
+const END: &str = "--- status ";
+
+/// The module of AF_KCM where modprobe finds it, and ksf installed, with the programs for AF_KCM.
+fn machine(folder: &Folder) -> Lab {
+    let commands =
+        CHECKS.map(|(_, command, _)| format!("if {command}; then echo '{END}0'; else echo \"{END}$?\"; fi\n"));
+    let lab = Lab::script(commands.concat()).tool("modprobe");
+    let lab = lab.file(built(), "/usr/bin/ksf").file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"));
+    let lab = PROGRAMS.iter().fold(lab, |lab, (source, _)| {
+        lab.file(compile(folder, source), format!("/bin/{}", source.trim_end_matches(".c")))
+    });
+    let kernel = Kernel::from_environment().unwrap();
+    let mut files = kernel.modules().unwrap().files_in_order(&["kcm"]).unwrap();
+    files.extend(["modules.dep", "modules.dep.bin"].map(String::from));
+    let guest = Path::new("/lib/modules").join(kernel.version());
+    files.iter().fold(lab, |lab, file| lab.file(kernel.modules_dir().join(file), guest.join(file)))
+}
+
 #[test]
-fn doctor_tells_whether_af_kcm_works_and_what_it_lacks() {
+fn a_kernel_does_as_recorded_without_af_kcm_and_with_it() {
     let Some(_turn) = turn() else { return };
-    let kernel = ksf_lab::Kernel::from_environment().unwrap();
-    let list = kernel.modules_dir().join("modules.dep");
-    let guest = format!("/lib/modules/{}/modules.dep", kernel.version());
-    let lab = || Lab::script("ksf doctor --json").file(env!("CARGO_BIN_EXE_ksf"), "/bin/ksf").cpus(2);
-
-    let lacking = probe(&lab().file(list, guest).run().unwrap().checked().unwrap());
-    assert_eq!(lacking["outcome"], "fails");
-    assert_eq!(lacking["errno"], 97, "EAFNOSUPPORT");
-    assert!(lacking["detail"].as_str().unwrap().ends_with("is not loaded"), "{lacking}");
-    assert_eq!(lacking["remedy"], "load it: modprobe kcm");
-
-    let output = lab().module("kcm").run().unwrap().checked().unwrap();
-    assert_eq!(probe(&output)["outcome"], "works", "{output}");
+    let output = machine(&Folder::new()).time_limit(PATIENCE * 4).run().unwrap().checked().unwrap();
+    let mut rest = output.as_str();
+    let mut failed = Vec::new();
+    for (name, command, expected) in CHECKS {
+        let (said, after) = rest.split_once(END).unwrap_or_else(|| panic!("{name}: no end in {output}"));
+        let (status, after) = after.split_once('\n').unwrap_or_else(|| panic!("{name}: no status in {output}"));
+        rest = after;
+        let wrong = match expected {
+            _ if status != "0" => format!("status {status}\n{said}"),
+            Record(record) => differences(said, record),
+            Output(holds) if !holds(said) => said.to_owned(),
+            Output(_) => continue,
+        };
+        if !wrong.is_empty() {
+            failed.push(format!("{name} ({command}): {wrong}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 /// Wherever this runs: AF_KCM works, or the probe says why not and what gives it.

@@ -1,22 +1,21 @@
-//! `ksf kcm-run` finds its library, becomes the program, and gives it the sockets of AF_KCM: on this machine, and in one
-//! whose kernel has none.
+//! `ksf kcm-run` finds its library, becomes the program, and gives it the sockets of AF_KCM. In `kcm.rs` it does on other
+//! kernels.
 
 use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{Folder, PATIENCE, built_folder, stderr, stdout};
-use ksf_lab::{Lab, turn};
 use ksf_test::compile::cc;
 
-const LIBRARY: &str = "libksf_kcm_preload.so";
+pub(crate) const LIBRARY: &str = "libksf_kcm_preload.so";
 const LAB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../lab/kcm");
 
 /// Programs written for AF_KCM, and what they print under `ksf kcm-run`.
-const PROGRAMS: [(&str, &str); 2] = [("contract.c", "ours.txt"), ("processes.c", "ours_processes.txt")];
+pub(crate) const PROGRAMS: [(&str, &str); 2] = [("contract.c", "ours.txt"), ("processes.c", "ours_processes.txt")];
 
 /// Where cargo leaves the library for tests.
-fn built_library() -> PathBuf {
+pub(crate) fn built_library() -> PathBuf {
     built_folder().join(LIBRARY)
 }
 
@@ -28,11 +27,11 @@ fn kcm_run(ksf: &Path) -> Command {
     command
 }
 
-fn built() -> &'static Path {
+pub(crate) fn built() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_ksf"))
 }
 
-fn compile(folder: &Folder, source: &str) -> PathBuf {
+pub(crate) fn compile(folder: &Folder, source: &str) -> PathBuf {
     let program = folder.path(source.trim_end_matches(".c"));
     cc(Path::new(LAB).join(source), &program, &["-O1"]);
     program
@@ -48,12 +47,16 @@ fn install(folder: &Folder) -> PathBuf {
     ksf
 }
 
-fn assert_is_recorded(observed: &str, record: &str) {
+/// The lines that differ from the record; none if it is met.
+pub(crate) fn differences(observed: &str, record: &str) -> String {
     let recorded = std::fs::read_to_string(Path::new(LAB).join(record)).unwrap();
-    for (recorded, observed) in recorded.lines().zip(observed.lines()) {
-        assert_eq!(observed, recorded, "{record}");
+    let lines = recorded.lines().zip(observed.lines()).filter(|(recorded, observed)| recorded != observed);
+    let mut all: String =
+        lines.map(|(recorded, observed)| format!("recorded  {recorded}\nobserved  {observed}\n")).collect();
+    if observed.lines().count() != recorded.lines().count() {
+        all += &format!("rows came or went:\n{observed}");
     }
-    assert_eq!(observed.lines().count(), recorded.lines().count(), "{record}: rows came or went:\n{observed}");
+    all
 }
 
 #[test]
@@ -65,52 +68,7 @@ fn an_installed_ksf_runs_programs_for_af_kcm() {
         let program = compile(&folder, source);
         let output = kcm_run(&ksf).arg("--").arg(&program).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{source}: {}{}", stdout(&output), stderr(&output));
-        assert_is_recorded(&stdout(&output), record);
-    }
-}
-
-/// What stands between the outputs of programs that one machine runs: a machine takes as long to start as all of them.
-const NEXT: &str = "---";
-
-/// A machine with ksf installed and the programs for AF_KCM.
-fn machine(folder: &Folder, script: &str) -> Lab {
-    let lab =
-        Lab::script(script).file(built(), "/usr/bin/ksf").file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"));
-    PROGRAMS.iter().fold(lab, |lab, (source, _)| {
-        lab.file(compile(folder, source), format!("/bin/{}", source.trim_end_matches(".c")))
-    })
-}
-
-/// The kernel is Debian's, and has no AF_KCM while its module is not loaded.
-#[test]
-fn another_kernel_without_af_kcm_runs_programs_for_it() {
-    let Some(_turn) = turn() else { return };
-    // The last program has no library: the kernel has nothing to answer with, so ksf has answered the others.
-    let script = format!(
-        "ksf kcm-run -- contract 2>/dev/null && echo {NEXT} && ksf kcm-run -- processes 2>/dev/null && echo {NEXT} || exit 1\n\
-         test ! -e /proc/net/kcm && contract 2>&1\n"
-    );
-    let output = machine(&Folder::new(), &script).run().unwrap();
-    let parts: Vec<&str> = output.output.split(&format!("{NEXT}\n")).collect();
-    let [contract, processes, without] = parts[..] else { panic!("{output:?}") };
-    assert_is_recorded(contract, PROGRAMS[0].1);
-    assert_is_recorded(processes, PROGRAMS[1].1);
-    assert!(without.contains("cannot open an AF_KCM socket: EAFNOSUPPORT"), "{without}");
-}
-
-/// On a kernel that has AF_KCM the program gets the sockets that were chosen: the two records differ.
-#[test]
-fn on_a_kernel_with_af_kcm_the_program_gets_the_sockets_that_were_chosen() {
-    let Some(_turn) = turn() else { return };
-    let choices = [("", "ours.txt"), ("--mux=kcm", "af_kcm.txt"), ("--mux=auto", "af_kcm.txt")];
-    // Each under another kcm-run, whose library the inner one takes away or leaves.
-    let runs = choices.map(|(mux, _)| format!("ksf kcm-run -- ksf kcm-run {mux} -- contract 2>/dev/null"));
-    let script = format!("{} || exit 1\n", runs.join(&format!(" && echo {NEXT} && ")));
-    let output = machine(&Folder::new(), &script).module("kcm").run().unwrap().checked().unwrap();
-    let parts: Vec<&str> = output.split(&format!("{NEXT}\n")).collect();
-    assert_eq!(parts.len(), choices.len(), "{output}");
-    for (part, (_, record)) in parts.into_iter().zip(choices) {
-        assert_is_recorded(part, record);
+        assert_eq!(differences(&stdout(&output), record), "", "{source}, {record}");
     }
 }
 

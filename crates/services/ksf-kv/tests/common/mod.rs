@@ -16,11 +16,18 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_kv::disk::{Disk, DiskOptions};
 use ksf_kv::{Kv, Settings};
-use ksf_test::{Folder, Running, program_or_skip, stream, wait_until, working};
+use ksf_test::{Folder, Running, effort, program_or_skip, stream, wait_until, working};
 
 /// The engines that work here.
 pub(crate) fn engines() -> Vec<EngineKind> {
     working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
+}
+
+/// One of them, and in a soak all: for what is the same on each, which other tests of this crate show on all of them.
+pub(crate) fn engines_of_effort() -> Vec<EngineKind> {
+    let all = engines();
+    let one = all.last().copied().into_iter().collect();
+    effort(one, all)
 }
 
 /// A server on a folder.

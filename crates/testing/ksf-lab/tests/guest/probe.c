@@ -1,6 +1,9 @@
-/* Prints what a machine of the laboratory gives to its program; returns 7. */
+/* Prints what a machine of the laboratory gives to its program, answers one connection on port 7000 with what it gets, in
+ * capitals, and returns 7.
+ */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <net/if.h>
@@ -61,6 +64,27 @@ static int over_loopback(void)
 	return connect(client, (void *)&address, length);
 }
 
+static int shout(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7000) };
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	char buffer[256];
+	ssize_t length;
+
+	if (bind(listener, (void *)&address, sizeof(address)) || listen(listener, 1))
+		return -1;
+	puts("listening");
+	fflush(stdout);
+	int peer = accept(listener, NULL, NULL);
+	while ((length = read(peer, buffer, sizeof(buffer))) > 0) {
+		for (ssize_t i = 0; i < length; i++)
+			buffer[i] = toupper((unsigned char)buffer[i]);
+		if (write(peer, buffer, length) != length)
+			return -1;
+	}
+	return close(peer);
+}
+
 int main(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++)
@@ -80,6 +104,8 @@ int main(int argc, char **argv)
 	print_interfaces();
 	check("loopback", over_loopback());
 	check("cgroup.controllers", access("/sys/fs/cgroup/cgroup.controllers", R_OK));
+	if (shout())
+		perror("shout");
 	fflush(stdout);
 	fprintf(stderr, "to standard error\n");
 	return 7;

@@ -1,4 +1,4 @@
-//! The store in a machine whose disk loses what was not flushed when the power goes, and fails writes when it is told to.
+//! Stores in a machine whose disks lose what was not flushed when the power goes, and fail writes when they are told to.
 //!
 //! ```text
 //!  QEMU ── ext4 on virtio-blk ── nbdkit: error (fails writes) ── cache (lost with the process) ── a file
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use ksf_lab::{Lab, Vm, turn};
-use ksf_test::{Running, program_or_skip};
+use ksf_test::{PATIENCE, Running, program_or_skip};
 
 use super::client::{Client, command};
 use crate::support::{Folder, wait_until};
@@ -36,11 +36,15 @@ impl Disk {
         self.folder.path("fail")
     }
 
+    fn socket(&self) -> PathBuf {
+        self.folder.path("socket")
+    }
+
     /// What was not flushed is lost. The disk is there again.
     fn power_cut(&mut self) {
         // `Running` kills it.
         self.server = None;
-        let socket = self.folder.path("socket");
+        let socket = self.socket();
         let _: std::io::Result<()> = fs::remove_file(&socket);
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--filter=error", "--filter=cache", "--unix"]).arg(&socket);
@@ -50,29 +54,57 @@ impl Disk {
         self.server = Some(server);
         wait_until("nbdkit listens", || socket.exists());
     }
+}
 
-    /// Boots a machine that has this disk, and a store on it. The file system does not flush the disk by itself: each of its
-    /// commits, every 5 s by default, and the thread that fills the tables of inodes after the first mount (fs/ext4/ialloc.c,
-    /// `ext4_init_inode_table`), makes durable what the store has written without waiting.
-    fn boot(&self, before: &str, options: &str) -> (Vm, Client) {
+/// Two stores, each on a disk of its own: a flush of one disk makes nothing durable on the other.
+struct Disks {
+    durable: Disk,
+    /// Of a store that does not wait for its disk.
+    hasty: Disk,
+}
+
+impl Disks {
+    fn power_cut(&mut self) {
+        self.durable.power_cut();
+        self.hasty.power_cut();
+    }
+
+    /// Boots a machine with both disks and the stores on them; the machine ends with the durable one. The file systems do not
+    /// flush the disks by themselves: each of their commits, every 5 s by default, and the thread that fills the tables of
+    /// inodes after the first mount (fs/ext4/ialloc.c, `ext4_init_inode_table`), makes durable what the store has written
+    /// without waiting.
+    fn boot(&self, before: &str) -> (Vm, Client, Client) {
         let script = format!(
-            "mkdir -p /mnt\n{before}\nmount -t ext4 -o commit=600,noinit_itable /dev/vda /mnt\n[ ! -e /mnt/store ] || ksf store check /mnt/store\n\
-             exec ksf store --log-bytes 8m --listen 0.0.0.0:6379 --data /mnt/store --password-file /password {options}\n"
+            "{before}
+             start() {{
+                 mkdir -p /$1
+                 mount -t ext4 -o commit=600,noinit_itable /dev/$2 /$1
+                 [ ! -e /$1/store ] || ksf store check /$1/store
+                 exec ksf store --log-bytes 8m --listen 0.0.0.0:$3 --data /$1/store --password-file /password --durability $4
+             }}
+             start hasty vdb 6380 none &
+             start durable vda 6379 always\n"
         );
-        let drive = format!("file=nbd:unix:{},if=none,id=disk,format=raw", self.folder.path("socket").display());
         let lab = Lab::script(script).file(env!("CARGO_BIN_EXE_ksf"), "/bin/ksf").text("/password", "secret\n");
-        let lab = lab.qemu_arguments(["-drive", &drive]).device("virtio-blk-pci,drive=disk");
+        let lab = [&self.durable, &self.hasty].into_iter().enumerate().fold(lab, |lab, (number, disk)| {
+            let drive = format!("file=nbd:unix:{},if=none,id=disk{number},format=raw", disk.socket().display());
+            lab.qemu_arguments(["-drive", &drive]).device(format!("virtio-blk-pci,drive=disk{number}"))
+        });
         let lab = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"].into_iter().fold(lab, Lab::module);
         let lab = ["mkdir", "mount", "mkfs.ext4"].into_iter().fold(lab, Lab::tool);
-        let vm = lab.forward_tcp(6379).memory_mib(1024).spawn().unwrap();
-        vm.wait_for("tcp 0.0.0.0:6379").unwrap();
-        let mut client = Client::connect(vm.address_of_port(6379).unwrap());
-        assert_eq!(client.ask("AUTH secret"), "+OK");
-        (vm, client)
+        let vm = lab.forward_tcp(6379).forward_tcp(6380).memory_mib(1024).time_limit(PATIENCE).spawn().unwrap();
+        let connect = |port| {
+            vm.wait_for(&format!("tcp 0.0.0.0:{port}")).unwrap();
+            let mut client = Client::connect(vm.address_of_port(port).unwrap());
+            assert_eq!(client.ask("AUTH secret"), "+OK");
+            client
+        };
+        let (durable, hasty) = (connect(6379), connect(6380));
+        (vm, durable, hasty)
     }
 }
 
-const NEW: &str = "mkfs.ext4 -q /dev/vda";
+const NEW: &str = "mkfs.ext4 -q /dev/vda; mkfs.ext4 -q /dev/vdb";
 
 fn value(number: usize) -> String {
     "v".repeat(number * 11)
@@ -93,40 +125,29 @@ fn all_is_there(client: &mut Client) {
     }
 }
 
+/// The disks do lose: a store that was told not to wait for its disk has lost something after the same power cut.
 #[test]
 fn what_was_acknowledged_is_on_the_disk_when_the_power_goes_and_when_writes_fail() {
     let Some(_) = program_or_skip("nbdkit") else { return };
     let Some(_turn) = turn() else { return };
-    let mut disk = Disk::new();
-    let (vm, mut client) = disk.boot(NEW, "");
+    let mut disks = Disks { durable: Disk::new(), hasty: Disk::new() };
+    let (vm, mut client, mut hasty) = disks.boot(NEW);
     set_all(&mut client);
+    set_all(&mut hasty);
     drop(vm);
-    disk.power_cut();
-    let (vm, mut client) = disk.boot("", "");
+    disks.power_cut();
+    let (vm, mut client, mut hasty) = disks.boot("");
     all_is_there(&mut client);
+    let left: usize = hasty.ask("DBSIZE").trim_start_matches(':').parse().unwrap();
+    assert!(left < KEYS, "the store without durability has lost nothing");
     // From here on the disk takes no write. This one is not acknowledged, and ends the process.
-    fs::write(disk.trigger(), "").unwrap();
+    fs::write(disks.durable.trigger(), "").unwrap();
     client.write(&command(&[b"SET", b"key0", b"not on the disk"])).unwrap();
     assert!(client.read().is_err(), "a write that failed was acknowledged");
     let outcome = vm.wait().unwrap();
-    assert!(!outcome.success() && outcome.output.contains("a write to /mnt/store failed"), "{}", outcome.output);
-    disk.power_cut();
-    fs::remove_file(disk.trigger()).unwrap();
-    let (_vm, mut client) = disk.boot("", "");
+    assert!(!outcome.success() && outcome.output.contains("a write to /durable/store failed"), "{}", outcome.output);
+    disks.power_cut();
+    fs::remove_file(disks.durable.trigger()).unwrap();
+    let (_vm, mut client, _) = disks.boot("");
     all_is_there(&mut client);
-}
-
-/// The disk above does lose: a store that was told not to wait for it has lost something after the same power cut.
-#[test]
-fn a_store_without_durability_loses_what_it_acknowledged_on_that_disk() {
-    let Some(_) = program_or_skip("nbdkit") else { return };
-    let Some(_turn) = turn() else { return };
-    let mut disk = Disk::new();
-    let (vm, mut client) = disk.boot(NEW, "--durability none");
-    set_all(&mut client);
-    drop(vm);
-    disk.power_cut();
-    let (_vm, mut client) = disk.boot("", "");
-    let left: usize = client.ask("DBSIZE").trim_start_matches(':').parse().unwrap();
-    assert!(left < KEYS, "nothing was lost");
 }
