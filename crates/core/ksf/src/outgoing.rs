@@ -98,6 +98,8 @@ pub enum ExchangeRequest {
         /// The connection may serve another one.
         keep: bool,
     },
+    /// The exchange will not be over: the connection is reset.
+    Abandon,
 }
 
 /// What a shard has to do for exchanges in this turn.

@@ -146,6 +146,22 @@ pub enum Turn<S> {
     Parked(S),
 }
 
+/// The turns that connections wait for. Rereads and the others take turns themselves: a read is short, and a long message takes many,
+/// each of which would wait for a turn of every connection that has work.
+struct Turns<S> {
+    rereads: VecDeque<S>,
+    parked: VecDeque<S>,
+    is_reread_next: bool,
+}
+
+impl<S> Turns<S> {
+    fn next(&mut self) -> Option<Turn<S>> {
+        let is_reread = !self.rereads.is_empty() && (self.is_reread_next || self.parked.is_empty());
+        self.is_reread_next = !is_reread;
+        if is_reread { self.rereads.pop_front().map(Turn::Reread) } else { self.parked.pop_front().map(Turn::Parked) }
+    }
+}
+
 /// Entries that an empty queue has room for: after a burst it gives its memory back, and growing to this again is little work
 /// beside that on so many messages.
 const ROOM_KEPT: usize = 4096;
@@ -206,7 +222,7 @@ pub struct Scheduler<S: Source> {
     common: Queue<S>,
     /// Connections that gave way to the messages in the other queues. All workers take them, when these are empty: each brings
     /// no more than the work of a turn there, so none waits for ever.
-    turns: Mutex<VecDeque<Turn<S>>>,
+    turns: Mutex<Turns<S>>,
     /// Entries in all queues.
     queued: Padded,
     /// Workers that wait for something to do.
@@ -241,7 +257,7 @@ impl<S: Source> Scheduler<S> {
         Self {
             workers: RwLock::new(Vec::new()),
             common: Queue::default(),
-            turns: Mutex::default(),
+            turns: Mutex::new(Turns { rereads: VecDeque::new(), parked: VecDeque::new(), is_reread_next: true }),
             queued: Padded(AtomicUsize::new(0)),
             sleepers: Padded(AtomicUsize::new(0)),
             signals: Padded(AtomicUsize::new(0)),
@@ -330,7 +346,10 @@ impl<S: Source> Scheduler<S> {
 
     fn push_turn(&self, turn: Turn<S>) {
         let mut turns = lock(&self.turns);
-        turns.push_back(turn);
+        match turn {
+            Turn::Reread(source) => turns.rereads.push_back(source),
+            Turn::Parked(source) => turns.parked.push_back(source),
+        }
         self.count_queued(1);
     }
 
@@ -387,7 +406,7 @@ impl<S: Source> Scheduler<S> {
         }
         drop(workers);
         let mut turns = lock(&self.turns);
-        let Some(turn) = turns.pop_front() else { return Take::Nothing };
+        let Some(turn) = turns.next() else { return Take::Nothing };
         self.queued.fetch_sub(1, Ordering::SeqCst);
         Take::Turn(turn)
     }
@@ -523,8 +542,10 @@ impl<S: Source> Scheduler<S> {
             queue.len.fetch_sub(entries.len(), Ordering::SeqCst);
             self.queued.fetch_sub(entries.len(), Ordering::SeqCst);
         }
-        let turns = std::mem::take(&mut *lock(&self.turns));
-        self.queued.fetch_sub(turns.len(), Ordering::SeqCst);
+        let mut turns = lock(&self.turns);
+        let (rereads, parked) = (std::mem::take(&mut turns.rereads), std::mem::take(&mut turns.parked));
+        drop(turns);
+        self.queued.fetch_sub(rereads.len() + parked.len(), Ordering::SeqCst);
         for class in &self.classes {
             lock(&class.state).parked.clear();
         }

@@ -81,6 +81,7 @@ impl Meeting {
                 }
                 ExchangeRequest::Pass(bytes) => self.passed.extend_from_slice(&bytes),
                 ExchangeRequest::HangUp { keep } => assert_eq!(self.hung_up.replace(keep), None, "hung up twice"),
+                ExchangeRequest::Abandon => assert_eq!(self.hung_up.replace(false), None, "hung up twice"),
                 other => panic!("{other:?}"),
             }
         }

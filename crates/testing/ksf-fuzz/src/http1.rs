@@ -199,6 +199,7 @@ fn carry_out(connection: &mut Connection, env: &mut Env, met: &mut Met) {
                 connection.passed(bytes.len(), env);
             }
             ExchangeRequest::HangUp { keep } => met.passed.last_mut().expect("dialed first").1 = Some(keep),
+            ExchangeRequest::Abandon => met.passed.last_mut().expect("dialed first").1 = Some(false),
             other => panic!("{other:?}"),
         }
     }

@@ -379,11 +379,6 @@ impl Connection {
         self.resume(was_stalled, env);
     }
 
-    /// True while bytes that were [passed on](crate::Reply::pass) wait for the shard to take them.
-    pub(crate) fn is_passing(&self) -> bool {
-        self.passing_bytes > 0
-    }
-
     /// The shard took `bytes` of what was [passed on](crate::Reply::pass), and counts them from now on. If they
     /// are too many, [`set_full`](Self::set_full) said so before.
     pub fn passed(&mut self, bytes: usize, env: &mut Env) {
@@ -637,7 +632,7 @@ impl Connection {
         self.drop_held(env);
         if std::mem::take(&mut self.exchange).open {
             // What the other end sends is not told to the service any more.
-            let request = ExchangeRequest::HangUp { keep: false };
+            let request = ExchangeRequest::Abandon;
             env.exchange_work.push(ExchangeWork::Request { from: self.key, request });
         }
         self.close(CloseReason::Panicked, env);

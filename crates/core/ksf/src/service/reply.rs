@@ -462,11 +462,20 @@ impl<M: Sends> Reply<'_, M> {
     /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
     /// A kept one with unsent bytes is closed all the same.
     pub fn hang_up(&mut self, keep: bool) {
+        self.end_exchange(ExchangeRequest::HangUp { keep });
+    }
+
+    /// Ends an exchange that is not over: the other server sees a reset, and takes no part of a request for a whole one.
+    pub fn abandon(&mut self) {
+        self.end_exchange(ExchangeRequest::Abandon);
+    }
+
+    fn end_exchange(&mut self, request: ExchangeRequest) {
         if let Target::Stream { key: from, .. } = self.said.target
             && self.said.exchange.open
         {
             self.said.exchange = Exchange { hold: self.said.exchange.hold, ..Exchange::default() };
-            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } });
+            self.env.exchange_work.push(ExchangeWork::Request { from, request });
         }
     }
 

@@ -163,10 +163,11 @@ fn loses_replies(reason: CloseReason) -> bool {
     match reason {
         // Bytes that were announced do not exist, were lost, or were thrown away.
         CloseReason::FileRange | CloseReason::KernelHalf | CloseReason::ReplyLimit => true,
+        // Requests are not answered: a connection without any was closed when the drain began.
+        CloseReason::DrainTimeout => true,
         // At once, wherever the connection is: it is a reset if replies are left
         // ([`Connection::needs_reset`](crate::connection::Connection::needs_reset)), and so always with `SendTimeout`.
-        CloseReason::DrainTimeout
-        | CloseReason::Io
+        CloseReason::Io
         | CloseReason::SendTimeout
         | CloseReason::Service
         | CloseReason::Stopped => false,

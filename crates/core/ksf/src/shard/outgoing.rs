@@ -249,6 +249,7 @@ impl<E: Engine> Shard<E> {
                 }
                 ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) } => self.pass(from, bytes),
                 ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } } => self.hang_up(from, keep),
+                ExchangeWork::Request { from, request: ExchangeRequest::Abandon } => self.abandon(from),
                 ExchangeWork::Deliver { to, by, event } => self.deliver(to, by, event),
                 ExchangeWork::Room { to, by } => {
                     if self.upstream_of(to) == Some(by)
@@ -376,6 +377,14 @@ impl<E: Engine> Shard<E> {
         }
     }
 
+    fn abandon(&mut self, from: ConnKey) {
+        let upstream = self.open_conn(from).and_then(|owner| owner.upstream);
+        if let Some((outgoing, _)) = upstream.and_then(|upstream| self.outgoing(upstream)) {
+            outgoing.is_cut_short = true;
+        }
+        self.hang_up(from, false);
+    }
+
     fn hang_up(&mut self, from: ConnKey, keep: bool) {
         let Some(upstream) = self.open_conn(from).and_then(|owner| owner.upstream.take()) else { return };
         let (now, idle_max, draining) = (self.env.now, self.env.limits.upstreams_idle_max, self.draining.is_some());
@@ -416,10 +425,10 @@ impl<E: Engine> Shard<E> {
                 }
             }
         } else if let Some(upstream) = conn.upstream.take() {
-            let is_cut_short = conn.stream.served().is_some_and(|owner| owner.is_passing());
             let Some((outgoing, _)) = self.outgoing(upstream) else { return };
             outgoing.owner = None;
-            outgoing.is_cut_short = is_cut_short;
+            // The owner did not say that the exchange is over.
+            outgoing.is_cut_short = true;
             self.release(upstream.index, CloseReason::Service);
         }
     }

@@ -109,7 +109,12 @@ impl Shared {
             } else if limit_ms != 0
                 && reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms))
             {
-                ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
+                // Workers that are busy with others may have read it a piece at a time.
+                if has_unread(&reader) {
+                    reader.input.restart(now);
+                } else {
+                    ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
+                }
             }
         }
         let limit_ms = limits.idle_timeout_ms;

@@ -156,6 +156,32 @@ fn one_worker_is_woken_per_entry_the_caller_does_not_work_on_at_once() {
 }
 
 #[test]
+fn a_reread_waits_for_one_turn_of_others_however_many_have_work() {
+    static BUSY: Throttle = Throttle::new();
+    static ALSO: Throttle = Throttle::new();
+    let peers = [(b'b', &BUSY), (b'a', &ALSO)].map(|(name, throttle)| Peer { name, ordered: None, throttle });
+    let scheduler = Scheduler::new(&[]);
+    let worker = scheduler.join();
+    for peer in &peers {
+        scheduler.push(Some(&worker), peer, [0, 1]);
+        peer.parked().note_work(TURN_NS as u64, false);
+    }
+    assert!(take(&scheduler, &worker, 64).is_empty() || scheduler.queued() > 0);
+    let mut order = Vec::new();
+    for _ in 0..2 {
+        scheduler.push_reread(Some(&worker), FREE);
+        scheduler.push_reread(Some(&worker), OTHER);
+    }
+    while scheduler.queued() > 0 {
+        let mut lease = VecDeque::new();
+        if let Take::Turn(Turn::Reread(peer) | Turn::Parked(peer)) = scheduler.take(&worker, 64, &mut lease) {
+            order.push(char::from(peer.name));
+        }
+    }
+    assert_eq!(order.into_iter().collect::<String>(), "fboafo");
+}
+
+#[test]
 fn a_queue_keeps_no_room_of_a_burst() {
     let scheduler = Scheduler::new(&[]);
     let worker = scheduler.join();

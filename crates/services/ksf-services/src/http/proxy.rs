@@ -281,7 +281,7 @@ impl Proxy {
 
     /// Tells the client, if nothing of an answer was passed on, and closes.
     fn give_up(&self, client: &mut ProxyClient, status: u16, reply: &mut Reply<'_>) {
-        reply.hang_up(false);
+        reply.abandon();
         let begun = matches!(&client.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         client.exchange = None;
         if begun {
@@ -457,14 +457,14 @@ impl Service for Proxy {
             // Half a request will never be whole; for a whole one the client still reads.
             Upstream::ClientEnded if conn.reader.is_mid_body() => {
                 conn.cut_short();
-                reply.hang_up(false);
+                reply.abandon();
             }
             _ => {}
         }
     }
 
     fn refuse(&self, (): &mut (), conn: &mut ProxyClient, reason: CloseReason, reply: &mut Reply<'_>) {
-        reply.hang_up(false);
+        reply.abandon();
         let begun = matches!(&conn.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         conn.exchange = None;
         let counts: &WorkerCounts = self.counts.of(reply.shard());
