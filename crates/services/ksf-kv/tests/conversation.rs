@@ -1220,6 +1220,13 @@ const TOUCHING: &[&str] = &[
     "SADD none m;SREM none m",
     "HSET none f v;HDEL none f",
     "SET none 1;EXPIRE none -1",
+    "FLUSHALL",
+    "FLUSHDB ASYNC",
+    "SET none 1;FLUSHALL",
+    "SADD none m;FLUSHDB",
+    "SET none 1;FLUSHALL;SET s v",
+    "FLUSHALL;SET s v",
+    "FLUSHALL;SET none 1;DEL none",
 ];
 
 /// Watched keys, each with the commands that create it.
@@ -1257,6 +1264,10 @@ fn watched_keys_are_touched_by_the_same_commands_as_in_redis() {
         }
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
+    // A difference that docs/store.md states: the store does not know which keys were written before a flush.
+    let written_before_flush = "DEL s;FLUSHALL";
+    assert_eq!(touched(&mut ours, written_before_flush).pop().as_deref(), Some("none: no array"));
+    assert_eq!(touched(&mut theirs, written_before_flush).pop().as_deref(), Some("none: [+PONG]"));
     serving.stop();
 }
 

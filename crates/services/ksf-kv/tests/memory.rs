@@ -1,5 +1,5 @@
 //! What clients that send and do not read can make a server take: measured on a server in a process of its own, with every
-//! command of the table, and with what sessions keep.
+//! command of the table, every request of HTTP, and with what sessions keep.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -248,6 +248,34 @@ fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
             assert!(long.contains(&name), "{engine}: {name} is not among {long:?}");
         }
         drop(crowd);
+        apart.check_memory_is_returned(&format!("{engine}: afterwards"));
+    }
+}
+
+/// The same with every request of HTTP.
+#[test]
+fn clients_that_ask_by_http_and_do_not_read_take_no_more_than_is_stated() {
+    for engine in engines() {
+        let mut apart = Apart::start(engine);
+        fill(&apart, LONG);
+        apart.note_idle();
+        let (mut long, mut others) = (Vec::new(), Vec::new());
+        for (what, request, status) in table::http_requests(&"x".repeat(PADDING_BYTES)) {
+            apart.converse(&table::encoded(&table::make("string", LONG)));
+            let response = apart.converse(&request);
+            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{engine}: {what}: {response:.200}");
+            let requests = request.repeat(4);
+            if response.len() > LONG_REPLY_BYTES {
+                apart.converse(&table::encoded(&table::make("string", LONG)));
+                apart.attack(&[requests], &format!("{engine}: {what}"));
+                long.push(what);
+            } else {
+                others.push(requests);
+            }
+        }
+        let [value, keys, prefix] = &long[..] else { panic!("{engine}: {long:?}") };
+        assert!(value.ends_with("string") && keys.ends_with("/") && prefix.contains("prefix"), "{engine}: {long:?}");
+        apart.attack(&others, &format!("{engine}: all other requests"));
         apart.check_memory_is_returned(&format!("{engine}: afterwards"));
     }
 }

@@ -85,6 +85,21 @@ fn commands_before_auth_have_the_limits_of_redis() {
     });
 }
 
+/// Only a long password keeps guessers out.
+#[test]
+fn guesses_of_the_password_are_not_limited() {
+    on_each_engine(|engine, serving| {
+        let mut client = serving.connect();
+        for guess in 0..200 {
+            client.send(&["AUTH", &guess.to_string()]);
+            let told = client.reply();
+            assert!(told.starts_with("-WRONGPASS"), "{engine}: {told}");
+        }
+        client.send(&["AUTH", PASSWORD]);
+        assert_eq!(client.reply(), "+OK", "{engine}");
+    });
+}
+
 #[test]
 fn limits_rise_with_the_password_and_fall_with_reset() {
     on_each_engine(|engine, serving| {

@@ -83,7 +83,7 @@ impl Service for PageServer {
         }
         let Some(request) = conn.finish_request() else { return };
         let keep_alive = self.keep_alive && request.keep_alive;
-        reply.bytes(self.page.answer(&request, keep_alive));
+        self.page.answer(&request, keep_alive, reply);
         if keep_alive {
             return;
         }

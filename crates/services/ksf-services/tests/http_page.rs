@@ -6,6 +6,7 @@ use crate::common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf_services::http::PageServer;
+use ksf_test::alloc::bytes;
 use proptest::prelude::*;
 
 fn server(keep_alive: bool) -> Arc<PageServer> {
@@ -75,6 +76,37 @@ fn a_head_request_has_no_body() {
     let mut wire = Wire::new(&server(true));
     let sent = wire.feed(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(sent.ends_with(b"Content-Length: 64\r\n\r\n"), "{}", String::from_utf8_lossy(&sent));
+}
+
+/// While several responses wait for a peer that does not read.
+#[test]
+fn responses_share_a_long_page() {
+    const REQUESTS: usize = 8;
+    let head = "HEAD / HTTP/1.1\r\nHost: x\r\n\r\n";
+    // The first of these is copied, but not long.
+    for page_bytes in [4096, 4097, 100_000] {
+        let mut wire = Wire::new(&Arc::new(PageServer::new(page_bytes, true, 1)));
+        wire.feed(GET.as_bytes());
+        let requests = format!("{}{head}", GET.repeat(REQUESTS));
+        let before = bytes();
+        wire.feed_unread(requests.as_bytes());
+        let taken = bytes() - before;
+        assert!(taken < 50_000, "{taken} bytes for {REQUESTS} pages of {page_bytes}");
+        let sent = wire.sent();
+        let length = format!("Content-Length: {page_bytes}\r\n\r\n");
+        let mut parts = std::str::from_utf8(&sent).unwrap().split("HTTP/1.1 200 OK\r\n").skip(1);
+        let page: String = "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk\n"
+            .chars()
+            .cycle()
+            .take(page_bytes)
+            .collect();
+        for _ in 0..REQUESTS {
+            let (_, body) = parts.next().unwrap().split_once(&length).unwrap();
+            assert!(body == page, "{page_bytes}: {} bytes", body.len());
+        }
+        assert!(parts.next().unwrap().ends_with(&length) && parts.next().is_none(), "{page_bytes}");
+        assert_eq!(wire.closed(), None);
+    }
 }
 
 #[test]

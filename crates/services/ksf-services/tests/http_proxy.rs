@@ -625,6 +625,31 @@ fn target_in_absolute_form_is_passed_as_a_path_and_its_host() {
     assert_eq!(meeting.passed(), "GET /a?b HTTP/1.1\r\nHost: real:81\r\nVia: 1.1 ksf\r\n\r\n");
 }
 
+/// Whatever addresses a client or a backend names.
+#[test]
+fn a_proxy_connects_to_its_backends_only() {
+    let mut meeting = Meeting::new(&proxy(2, true));
+    for (head, goes) in [
+        ("GET http://192.0.2.9:81/a HTTP/1.1\r\nHost: 192.0.2.9:81\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: 192.0.2.9:81\r\n", true),
+        ("GET //192.0.2.9:81/ HTTP/1.1\r\nHost: x\r\n", true),
+        ("GET / HTTP/1.1\r\nHost: x\r\nForwarded: host=192.0.2.9\r\nX-Forwarded-Host: 192.0.2.9\r\n", true),
+        ("OPTIONS http://192.0.2.9:81 HTTP/1.1\r\nHost: 192.0.2.9:81\r\n", true),
+        ("CONNECT 192.0.2.9:81 HTTP/1.1\r\nHost: 192.0.2.9:81\r\n", false),
+    ] {
+        let before = meeting.dialed.len();
+        let told = meeting.client(&format!("{head}\r\n"));
+        assert_eq!((meeting.dialed.len() - before, told.is_empty()), (usize::from(goes), goes), "{head}: {told}");
+        if goes {
+            meeting.connected(false);
+            let redirect = "HTTP/1.1 307 x\r\nLocation: http://192.0.2.9:81/\r\nContent-Length: 0\r\n\r\n";
+            assert!(meeting.backend(redirect).starts_with("HTTP/1.1 307 "), "{head}");
+        }
+        let to: Vec<SocketAddr> = meeting.dialed.iter().map(|(to, _)| *to).collect();
+        assert!(to.iter().all(|to| [backend(0), backend(1)].contains(to)), "{head}: {to:?}");
+    }
+}
+
 #[test]
 fn request_behind_the_last_chunk_is_no_trailer() {
     let head = "PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";

@@ -189,8 +189,9 @@ impl<'l, 'k> View<'l, 'k> {
         Seen { version, before: self.store.next_version() }
     }
 
-    /// Whether something was written to a key since it was [seen](Self::see): also if it was not there, and is not there now. Where what is
-    /// known of a key that is gone went meanwhile, one that was not there counts as changed; where all keys were taken out, it does not.
+    /// True if something was written to a key since it was [seen](Self::see): also if it was not there, and is not there now.
+    /// A key that was not there counts as changed, too, if the store has lost track of it: when tombstones were dropped, and
+    /// when anything was written before a flush.
     pub fn has_changed(&mut self, key: &[u8], seen: Seen) -> bool {
         let version = self.get(key).map(|got| got.version);
         if version.is_some() || version != seen.version {
@@ -201,7 +202,8 @@ impl<'l, 'k> View<'l, 'k> {
                 Value::Cells(head) => Head::decode(head).version.max(entry.origin.version),
                 _ => entry.origin.version,
             },
-            None => self.store.forgotten_version(),
+            // A flush itself changes no key that is not there; what was written before it has a smaller version.
+            None => self.store.forgotten_version().max(self.store.flushed().saturating_sub(1)),
         };
         last >= seen.before
     }

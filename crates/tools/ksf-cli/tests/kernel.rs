@@ -51,13 +51,40 @@ fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
     assert!(!xdp_on_lo(), "XDP is left behind");
 }
 
-/// Packets that reached the IP layer of this thread's network, in front of netfilter.
-fn ip_packets_received() -> u64 {
+/// A counter of this thread's network, of a layer of the protocols.
+fn counted(layer: &str, counter: &str) -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
-    let mut rows = table.lines().filter_map(|line| line.strip_prefix("Ip: ")).map(|row| row.split(' '));
+    let mut rows = table.lines().filter_map(|line| line.strip_prefix(layer)).map(|row| row.split(' '));
     let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
-    let (_, value) = names.zip(values).find(|(name, _)| *name == "InReceives").unwrap();
+    let (_, value) = names.zip(values).find(|(name, _)| *name == counter).unwrap();
     value.parse().unwrap()
+}
+
+/// Packets that reached the IP layer, in front of netfilter.
+fn ip_packets_received() -> u64 {
+    counted("Ip: ", "InReceives")
+}
+
+/// TCP counts a segment when netfilter's input has let it through.
+#[test]
+fn requests_that_the_kernel_half_answers_pass_netfilter_and_tcp() {
+    let Some(()) = support::private_network() else { return };
+    let server = Server::start(&["kecho", "--engine", "kernel", "--listen", "tcp:127.0.0.1:0"], 1);
+    let answered = || value(&server.stat()["services"][0]["kernel"], "segments_answered");
+    let mut peer = connect(server.address(" tcp "));
+    // While user space owes a reply the kernel does not answer, so a quick peer may be served there for a while.
+    wait_until("the kernel answers", || {
+        let before = answered();
+        ask(&mut peer, b"over tcp", b"over tcp");
+        answered() > before
+    });
+    let (before, received) = (answered(), counted("Tcp: ", "InSegs"));
+    (0..20).for_each(|_| ask(&mut peer, b"over tcp", b"over tcp"));
+    let received = counted("Tcp: ", "InSegs") - received;
+    assert!(answered() > before);
+    // Each request, and each reply.
+    assert!(received >= 2 * 20, "{received} segments");
+    server.stop();
 }
 
 /// So netfilter, and whatever else is at or above the IP layer, does not see the requests: only the replies, at the client.

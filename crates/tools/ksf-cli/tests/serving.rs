@@ -735,6 +735,34 @@ fn the_service_manager_is_told() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
+/// The manager gives a store more time before its log is recovered; `manager.rs` tests that it does so again while there is progress.
+#[test]
+fn the_service_manager_is_asked_for_time_before_a_store_is_ready() {
+    let folder = Folder::new();
+    let notify = UnixDatagram::bind(folder.path("notify")).unwrap();
+    notify.set_read_timeout(Some(PATIENCE)).unwrap();
+    let data = folder.path("store");
+    let args = ["store", "--engine", "epoll", "--log-bytes", "8m", "--listen", "tcp:127.0.0.1:0", "--data"];
+    let server = Server::start(&[&args[..], &[data.to_str().unwrap()]].concat(), 1);
+    stream::ask(&mut stream::connect(server.address(" tcp ")), b"SET key value\r\n", b"+OK\r\n");
+    server.stop();
+    let mut command = ksf();
+    command.args(args).arg(&data).env("NOTIFY_SOCKET", folder.path("notify"));
+    let server = Server::start_command(command, 1);
+    stream::ask(&mut stream::connect(server.address(" tcp ")), b"GET key\r\n", b"$5\r\nvalue\r\n");
+    let mut told = String::new();
+    while !told.contains("READY=1") {
+        let mut message = [0; 512];
+        let length = notify.recv(&mut message).unwrap_or_else(|error| panic!("{told}: {error}"));
+        told.push_str(std::str::from_utf8(&message[..length]).unwrap());
+        told.push('\n');
+    }
+    let at = |line: &str| told.lines().position(|told| told == line).unwrap_or_else(|| panic!("no {line} in {told}"));
+    assert!(at("STATUS=starting store") < at("EXTEND_TIMEOUT_USEC=300000000"), "{told}");
+    assert!(at("EXTEND_TIMEOUT_USEC=300000000") < at("READY=1"), "{told}");
+    server.stop();
+}
+
 #[test]
 fn quiet_is_quiet_and_verbose_explains() {
     let mut quiet = ksf()

@@ -14,6 +14,7 @@ use ksf_test::{own_network_or_skip, program_or_skip, stream};
 
 const UNIT: &str = include_str!("../../../../packaging/ksf.service");
 const FILE: &str = include_str!("../../../../packaging/ksf.toml");
+const MAKEFILE: &str = include_str!("../../../../Makefile");
 
 /// The unit with its settings for NFS in force.
 fn unit_with_nfs() -> String {
@@ -28,6 +29,19 @@ fn unit_with_nfs() -> String {
 fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
     let lines = unit.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('='));
     lines.flat_map(str::split_whitespace).collect()
+}
+
+#[test]
+fn no_program_is_installed_set_user_id_or_with_capabilities() {
+    let rights = ["setcap", "chmod", "chown"];
+    assert!(rights.iter().all(|right| !MAKEFILE.contains(right)), "installing gives no other rights");
+    let files: Vec<&str> = MAKEFILE.lines().filter(|line| line.contains("install ") && line.contains(" -m")).collect();
+    assert!(files.iter().any(|line| line.ends_with("/bin/ksf")), "{files:#?}");
+    let plain = |line: &&str| line.contains(" -m 755 ") || line.contains(" -m 644 ");
+    assert!(files.iter().all(plain), "{files:#?}");
+    // Neither is what cargo leaves, which `install` copies.
+    let mode = fs::metadata(env!("CARGO_BIN_EXE_ksf")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7000, 0, "{mode:o}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! Root runs these tests as nobody, who has no capability.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,7 +10,8 @@ use std::process::{Command, Output};
 
 use crate::ninep;
 use crate::support::export::{Calls, Place};
-use crate::support::{Folder, Server, ksf_for_all, private_network_and_run, stderr, stdout};
+use crate::support::{Folder, Server, engines, ksf_for_all, private_network_and_run, stderr, stdout};
+use ksf_test::stream::{ask, connect, read_rest};
 
 const NOBODY: u32 = 65_534;
 
@@ -100,6 +102,24 @@ fn auto_serves_without_the_kernel_engine_and_says_why() {
         assert!(path.exists());
         server.stop();
         assert!(!path.exists(), "the socket is left behind");
+    }
+}
+
+#[test]
+fn store_and_demo_server_run_as_an_ordinary_user() {
+    let user = User::new();
+    for engine in engines() {
+        let data = user.runtime.join(engine);
+        let data = data.to_str().unwrap();
+        let args = ["store", "--engine", engine, "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--data", data];
+        let server = user.starts(&args, 1);
+        ask(&mut connect(server.address(" tcp ")), b"SET key value\r\nGET key\r\n", b"+OK\r\n$5\r\nvalue\r\n");
+        server.stop();
+        let server = user.starts(&["serve", "demo", "-e", engine, "-a", "127.0.0.1:0"], 1);
+        let mut stream = connect(server.address(" tcp "));
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        assert!(read_rest(stream).starts_with(b"HTTP/1.1 200 "), "{engine}");
+        server.stop();
     }
 }
 

@@ -22,7 +22,7 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let key = ConnKey { index, generation: place.generation };
         let Some(conn) = place.conn.as_mut() else { return };
-        if conn.stream.needs_reset() || loses_replies(reason) {
+        if must_reset(&conn.stream, reason) {
             return self.release(index, reason);
         }
         let ended = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
@@ -111,7 +111,7 @@ impl<E: Engine> Shard<E> {
         let place = &mut self.places[index as usize];
         let Some(conn) = place.conn.take() else { return };
         let peer_ended = matches!(&conn.stream, Stream::Served(stream) if stream.saw_eof());
-        if conn.stream.needs_reset() || loses_replies(reason) {
+        if must_reset(&conn.stream, reason) {
             let _ = rustix::net::sockopt::set_socket_linger(&conn.socket, Some(Duration::ZERO));
         } else if conn.assist.is_some() && peer_ended {
             // Not as set where it was accepted.
@@ -157,17 +157,27 @@ impl<E: Engine> Shard<E> {
     }
 }
 
+/// True if the end of a connection for this reason must be a reset now.
+fn must_reset(stream: &Stream, reason: CloseReason) -> bool {
+    // The answers that a service still owes are replies, too, for a server that stops before they come.
+    let is_unanswered = || match stream {
+        Stream::Served(served) => served.waits_for_answers(),
+        Stream::Outgoing(_) => false,
+    };
+    let is_stopped = matches!(reason, CloseReason::DrainTimeout | CloseReason::Stopped);
+    stream.needs_reset() || loses_replies(reason) || is_stopped && is_unanswered()
+}
+
 /// True if an end for this reason loses replies, whatever is left of them: it is a reset. After an orderly end TCP keeps what
 /// it has for minutes, for a peer that counts nowhere, and the peer takes the end for that of its replies.
 fn loses_replies(reason: CloseReason) -> bool {
     match reason {
         // Bytes that were announced do not exist, were lost, or were thrown away.
         CloseReason::FileRange | CloseReason::KernelHalf | CloseReason::ReplyLimit => true,
-        // Requests are not answered: a connection without any was closed when the drain began.
-        CloseReason::DrainTimeout => true,
         // At once, wherever the connection is: it is a reset if replies are left
         // ([`Connection::needs_reset`](crate::connection::Connection::needs_reset)), and so always with `SendTimeout`.
-        CloseReason::Io
+        CloseReason::DrainTimeout
+        | CloseReason::Io
         | CloseReason::SendTimeout
         | CloseReason::Service
         | CloseReason::Stopped => false,

@@ -166,7 +166,6 @@ fn a_reread_waits_for_one_turn_of_others_however_many_have_work() {
         scheduler.push(Some(&worker), peer, [0, 1]);
         peer.parked().note_work(TURN_NS as u64, false);
     }
-    assert!(take(&scheduler, &worker, 64).is_empty() || scheduler.queued() > 0);
     let mut order = Vec::new();
     for _ in 0..2 {
         scheduler.push_reread(Some(&worker), FREE);

@@ -34,7 +34,7 @@ pub(crate) enum Spoken {
     Unknown(usize),
 }
 
-const METHODS: [&[u8]; 9] =
+pub(crate) const METHODS: [&[u8]; 9] =
     [b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT "];
 
 /// Tells what the first bytes of a connection begin, of which `scanned` were looked at before; `None` while that is open.

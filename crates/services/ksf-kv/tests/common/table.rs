@@ -285,3 +285,35 @@ pub(crate) fn all(size: Size, mut ask: impl FnMut(&[u8]) -> String) -> Vec<Drive
     }
     driven
 }
+
+/// Requests of HTTP with every method that the store takes or refuses by itself, on the key of a string, on a missing key and on
+/// all keys: each with its method and target, `body` where it has one, and the status of the response.
+pub(crate) fn http_requests(body: &str) -> Vec<(String, Vec<u8>, u16)> {
+    const STRING: &str = "/%7Bb%7Dstring";
+    // `POST` reads a key in the first 8 bytes of the body.
+    let post = format!("{{b}}12345{body}");
+    let request = |(method, target, body, status): (&str, &str, &str, u16)| {
+        let what = format!("{method} {target}");
+        let length = body.len();
+        let request = format!("{what} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}");
+        (what, request.into_bytes(), status)
+    };
+    let all = [
+        ("GET", STRING, "", 200),
+        ("GET", "/%7Bb%7Dnone", "", 404),
+        ("GET", "/", "", 200),
+        ("GET", "/?prefix=%7Bb%7D&limit=1000", "", 200),
+        ("HEAD", STRING, "", 200),
+        ("HEAD", "/", "", 200),
+        ("PUT", STRING, body, 204),
+        ("DELETE", STRING, "", 204),
+        ("POST", "/", &post, 201),
+        ("POST", STRING, body, 405),
+        ("DELETE", "/", "", 405),
+        ("OPTIONS", STRING, "", 405),
+        ("PATCH", STRING, body, 405),
+        ("TRACE", STRING, "", 405),
+        ("CONNECT", "localhost:1", "", 405),
+    ];
+    all.into_iter().map(request).collect()
+}

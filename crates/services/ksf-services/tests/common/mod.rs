@@ -89,6 +89,11 @@ impl Wire {
         self.sent()
     }
 
+    /// Feeds bytes of a peer that reads nothing yet.
+    pub(crate) fn feed_unread(&mut self, bytes: &[u8]) {
+        self.connection.receive(Chunk::from_vec(bytes.to_vec()), &mut self.env);
+    }
+
     /// Feeds chunks, one after the other.
     pub(crate) fn feed_all<'a>(&mut self, chunks: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
         chunks.into_iter().flat_map(|c| self.feed(c)).collect()
@@ -186,7 +191,7 @@ impl Wire {
     }
 
     /// Everything that waits to be sent, taken by a peer that reads at once.
-    fn sent(&mut self) -> Vec<u8> {
+    pub(crate) fn sent(&mut self) -> Vec<u8> {
         let mut sent = Vec::new();
         while let Some(batch) = self.connection.take_batch(Time(0), &mut self.env.spares) {
             let mut slices: [&[u8]; 64] = [&[]; 64];

@@ -51,6 +51,19 @@ fn redis_cli(args: &[&str], lines: &str) -> Vec<String> {
     stdout(&output).lines().filter(|line| !line.starts_with("-> ")).map(str::to_owned).collect()
 }
 
+/// Own addresses of the sockets of this network that are wanted by their own address, that of their peer, and their state, in
+/// order.
+fn sockets(protocol: &str, is_wanted: impl Fn([&str; 3]) -> bool) -> Vec<String> {
+    let table = std::fs::read_to_string(format!("/proc/thread-self/net/{protocol}")).unwrap();
+    let fields = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut own: Vec<String> =
+        fields.filter(|fields| is_wanted([fields[1], fields[2], fields[3]])).map(|fields| fields[1].into()).collect();
+    own.sort_unstable();
+    // Each shard has one.
+    own.dedup();
+    own
+}
+
 #[test]
 fn redis_cli_finds_every_key_of_a_cluster_also_after_a_crash_of_a_node() {
     if private_network().is_none() || program_or_skip("redis-cli").is_none() {
@@ -67,6 +80,16 @@ fn redis_cli_finds_every_key_of_a_cluster_also_after_a_crash_of_a_node() {
     let sizes: Vec<u64> =
         servers.iter().map(|server| connect(server).ask("DBSIZE")[1..].parse::<u64>().unwrap()).collect();
     assert!(sizes.iter().sum::<u64>() == 60 && sizes.iter().all(|size| *size > 0), "{sizes:?}");
+    // Nodes know each other by the map alone.
+    assert_eq!(sockets("tcp", |[_, _, state]| state == "0A"), PORTS.map(|port| format!("0100007F:{port:04X}")));
+    let between_nodes = |[own, peer, state]: [&str; 3]| {
+        let is_node = |end: &str| PORTS.iter().any(|port| end.ends_with(&format!(":{port:04X}")));
+        state != "0A" && is_node(own) && is_node(peer)
+    };
+    assert_eq!(sockets("tcp", between_nodes), Vec::<String>::new());
+    for other in ["tcp6", "udp", "udp6"] {
+        assert_eq!(sockets(other, |_| true), Vec::<String>::new(), "{other}");
+    }
     // A client that knows nothing of clusters is told.
     let plain = redis_cli(&["-p", "7001"], "get key1\n");
     assert_eq!(plain[0], "MOVED 9189 127.0.0.1:7002");

@@ -1,0 +1,176 @@
+//! Ends of connections of whole servers, as their peers see them: an end of stream or a reset, whatever ended the connection.
+//! `ksf-kernel tests/ends.rs` has the ways of echo and RPC on every engine with and without the kernel half.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use crate::support::{Folder, Server, engines};
+use ksf_test::rpc;
+use ksf_test::stream::{connect, expect, read_rest, serve};
+use rustix::process::Signal;
+
+/// A protocol of a service, in the bytes of its peers.
+struct Spoken {
+    service: &'static str,
+    request: Vec<u8>,
+    /// The first bytes of the response.
+    response: Vec<u8>,
+    /// The beginning of a request.
+    part: Vec<u8>,
+    /// The beginning of a request that is longer than any may be.
+    endless: Vec<u8>,
+}
+
+/// Those of [`start`]: the store's two, the demo server, the proxy, and RPC with workers.
+fn all_spoken() -> Vec<Spoken> {
+    let spoken = |service, request: &[u8], response: &[u8], part: &[u8], endless: &[u8]| Spoken {
+        service,
+        request: request.to_vec(),
+        response: response.to_vec(),
+        part: part.to_vec(),
+        endless: endless.to_vec(),
+    };
+    let http = |service, target: &str, response: &[u8]| {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n");
+        let endless = format!("{head}X: {}", "x".repeat(1 << 20));
+        spoken(service, format!("{head}\r\n").as_bytes(), response, head.as_bytes(), endless.as_bytes())
+    };
+    let call = rpc::record(&rpc::call(7, 100_003, 3, 0));
+    vec![
+        spoken("store", b"PING\r\n", b"+PONG\r\n", b"*2\r\n$3\r\nGET\r\n$3", b"*1\r\n$99999999999\r\n"),
+        http("store", "/none", b"HTTP/1.1 404 "),
+        http("page", "/", b"HTTP/1.1 200 "),
+        http("proxy", "/", b"HTTP/1.1 200 "),
+        spoken("calls", &call, &rpc::record(&rpc::accepted(7, &[0])), &call[..20], &u32::MAX.to_be_bytes()),
+    ]
+}
+
+/// Starts all services with these limits.
+fn start(folder: &Folder, engine: &str, backend: SocketAddr, limits: &str) -> Server {
+    let text = format!(
+        r#"
+        engine = "{engine}"
+        [limits]
+        {limits}
+        [[service]]
+        name = "store"
+        kind = "store"
+        listen = ["tcp:127.0.0.1:0"]
+        data = "store"
+        log_bytes = "8m"
+        [[service]]
+        name = "page"
+        kind = "http"
+        listen = ["tcp:127.0.0.1:0"]
+        keep_alive = true
+        [[service]]
+        name = "proxy"
+        kind = "http"
+        listen = ["tcp:127.0.0.1:0"]
+        backends = ["{backend}"]
+        keep_alive = true
+        [[service]]
+        name = "calls"
+        kind = "rpc"
+        listen = ["tcp:127.0.0.1:0"]
+        workers = 2
+        "#
+    );
+    Server::start(&["serve", folder.write("ksf.toml", text).to_str().unwrap()], 4)
+}
+
+/// A backend that answers each head.
+fn answer_heads(mut stream: TcpStream) -> io::Result<()> {
+    let mut seen = Vec::new();
+    let mut block = [0; 4096];
+    loop {
+        let count = stream.read(&mut block)?;
+        if count == 0 {
+            return Ok(());
+        }
+        seen.extend_from_slice(&block[..count]);
+        while let Some(end) = seen.windows(4).position(|four| four == b"\r\n\r\n") {
+            seen.drain(..end + 4);
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")?;
+        }
+    }
+}
+
+fn connected(server: &Server, spoken: &Spoken) -> TcpStream {
+    connect(server.address(&format!("{} tcp", spoken.service)))
+}
+
+/// A peer whose connection the service has accepted.
+fn served(server: &Server, spoken: &Spoken) -> TcpStream {
+    let mut peer = connected(server, spoken);
+    peer.write_all(&spoken.request).unwrap();
+    expect(&mut peer, &spoken.response);
+    peer
+}
+
+/// Has a backend, and tries this on every engine.
+fn on_every_engine(limits: &str, act: impl Fn(Server)) {
+    let backend = serve(TcpListener::bind("127.0.0.1:0").unwrap(), answer_heads);
+    for engine in engines() {
+        let folder = Folder::new();
+        let server = start(&folder, engine, backend, limits);
+        act(server);
+    }
+}
+
+#[test]
+fn limits_of_a_message_and_of_silence_end_connections() {
+    type Sends = fn(&Spoken) -> &[u8];
+    let ways: [(&str, Sends); 3] = [
+        ("assembly_timeout_ms = 60000", |spoken| &spoken.endless),
+        ("assembly_timeout_ms = 100", |spoken| &spoken.part),
+        ("idle_timeout_ms = 100", |_| &[]),
+    ];
+    for (limits, sends) in ways {
+        on_every_engine(limits, |server| {
+            let mut peers: Vec<_> =
+                all_spoken().iter().map(|spoken| (connected(&server, spoken), sends(spoken).to_vec())).collect();
+            for (peer, bytes) in &mut peers {
+                // The end may come before all is sent.
+                let _ = peer.write_all(bytes);
+            }
+            peers.into_iter().for_each(|(peer, _)| drop(read_rest(peer)));
+            server.stop();
+        });
+    }
+}
+
+#[test]
+fn connections_beyond_the_maximum_end() {
+    on_every_engine("connections_max = 1", |server| {
+        let mut first: Vec<(&str, TcpStream)> = Vec::new();
+        for spoken in all_spoken() {
+            if !first.iter().any(|(service, _)| *service == spoken.service) {
+                first.push((spoken.service, served(&server, &spoken)));
+            }
+            let told = read_rest(connected(&server, &spoken));
+            assert!(!told.starts_with(&spoken.response), "{}: {}", spoken.service, told.escape_ascii());
+        }
+        drop(first);
+        server.stop();
+    });
+}
+
+#[test]
+fn connections_end_with_their_server() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        on_every_engine("drain_timeout_ms = 100", |mut server| {
+            let all = all_spoken();
+            let idle = all.iter().map(|spoken| served(&server, spoken));
+            let in_a_message = all.iter().map(|spoken| {
+                let mut peer = served(&server, spoken);
+                peer.write_all(&spoken.part).unwrap();
+                peer
+            });
+            let peers: Vec<TcpStream> = idle.chain(in_a_message).collect();
+            server.signal(signal);
+            peers.into_iter().for_each(|peer| drop(read_rest(peer)));
+            server.wait();
+        });
+    }
+}
