@@ -299,7 +299,7 @@ fn a_server_stops_with_answers_outstanding() {
         peer.write_all(b"defer\n").unwrap();
         let late = service.wait_for_deferred();
         drop(server);
-        expect_end(&mut peer);
+        expect_reset(&mut peer);
         // Nobody is left to hear it, and nothing breaks.
         late.reply(b"too late".to_vec());
     }

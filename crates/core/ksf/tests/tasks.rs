@@ -117,7 +117,7 @@ fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
         gate.until_waiting(1);
         wait_until("both are taken", || count(&server, "messages") == 2);
         let stopped = std::thread::spawn(move || drop(server));
-        expect_end(&mut peer);
+        expect_reset(&mut peer);
         assert!(!stopped.is_finished(), "{engine}: a task still runs");
         gate.open();
         stopped.join().unwrap();

@@ -601,8 +601,12 @@ impl Connection {
 
     /// True while an end has to wait for work that others still do for the connection.
     fn waits_for_answers(&self) -> bool {
-        self.last_words.is_some()
-            || self.closing_gently() && (self.deferred > 0 || self.exchange.open || self.held.is_some())
+        self.last_words.is_some() || self.closing_gently() && self.is_unanswered()
+    }
+
+    /// True while others still work on requests of the peer.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.deferred > 0 || self.exchange.open || self.held.is_some()
     }
 
     fn closing_gently(&self) -> bool {

@@ -161,7 +161,7 @@ impl<E: Engine> Shard<E> {
 fn must_reset(stream: &Stream, reason: CloseReason) -> bool {
     // The answers that a service still owes are replies, too, for a server that stops before they come.
     let is_unanswered = || match stream {
-        Stream::Served(served) => served.waits_for_answers(),
+        Stream::Served(served) => served.is_unanswered(),
         Stream::Outgoing(_) => false,
     };
     let is_stopped = matches!(reason, CloseReason::DrainTimeout | CloseReason::Stopped);
