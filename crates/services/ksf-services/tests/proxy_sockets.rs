@@ -470,6 +470,45 @@ fn slow_backends_run_into_their_time_limits() {
     }
 }
 
+/// A backend may take an orderly end for that of the request.
+#[test]
+fn a_request_that_is_cut_short_does_not_end_in_order_for_the_backend() {
+    const LENGTH: &[u8] = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n0123456789";
+    const CHUNKS: &[u8] = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n";
+    let last = [CHUNKS, b"0\r\n"].concat();
+    let bad = [CHUNKS, b"x\r\n"].concat();
+    let ends: [(&str, fn(TcpStream)); 2] = [
+        ("end", |mut client| {
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            read_rest(&mut client);
+        }),
+        ("reset", reset),
+    ];
+    for engine in engines() {
+        for request in [LENGTH, CHUNKS, &last, &bad] {
+            for (end, end_with) in ends {
+                let (tell, told) = std::sync::mpsc::channel();
+                let (tell_end, told_end) = std::sync::mpsc::channel();
+                let backend = Backend::start(move |mut stream, _| {
+                    read_head(&mut stream);
+                    // A byte of the body has come: the exchange has begun.
+                    read_exactly(&mut stream, 1);
+                    tell.send(()).unwrap();
+                    tell_end.send(stream.read_to_end(&mut Vec::new()).map_err(|error| error.kind())).unwrap();
+                });
+                let running = Running::start(engine, &[backend.addr], Limits::default());
+                let mut client = connect(running.addr);
+                client.write_all(request).unwrap();
+                told.recv_timeout(PATIENCE).expect("the beginning of the request");
+                end_with(client);
+                let seen = told_end.recv_timeout(PATIENCE).expect("the end");
+                let text = request.escape_ascii();
+                assert_eq!(seen, Err(io::ErrorKind::ConnectionReset), "{engine}, {end}: {text}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_client_that_dies_takes_its_backends_connection_with_it() {
     for engine in engines() {
