@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 use crate::common::{Served, kind, on_lane, open_for_writing, root};
 use ksf_fs::{
-    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, OpenHow, Resize, SetAttr, SetTime, Squash,
-    Stable, Time,
+    Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, OpenHow, Resize, SetAttr, SetTime,
+    Squash, Stable, Time,
 };
 use ksf_test::root_or_skip;
 
@@ -302,9 +302,8 @@ fn writers_cut_files_of_other_owners_and_nobody_cuts_by_a_call_that_fails() {
             let made = served.fs.create(lane, &owner, &open, name.as_bytes(), &guarded(0o666)).result.unwrap();
             let (file, path) = (made.handle, served.path("open").join(&name));
             fs::set_permissions(&path, fs::Permissions::from_mode(0o4676)).unwrap();
-            let fid = by_open.map(|write| {
-                served.fs.open(lane, &writer, &file, OpenHow { write, ..OpenHow::READ }).unwrap().0
-            });
+            let fid = by_open
+                .map(|write| served.fs.open(lane, &writer, &file, OpenHow { write, ..OpenHow::READ }).unwrap().0);
             let set = |lane: &mut Lane, to: &SetAttr| match &fid {
                 None => served.fs.setattr(lane, &writer, &file, to, None, Resize::Writer).result,
                 Some(fid) => served.fs.setattr_open(lane, &writer, fid, to),
