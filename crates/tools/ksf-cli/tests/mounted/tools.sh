@@ -88,6 +88,13 @@ refused ls closed
 refused rm secret
 refused sh -c ': >>closed/open'
 test "$(user cat closed/open)" = open
+# The length of a file of another owner: open(2) with O_TRUNC, ftruncate(2).
+echo text >shared
+chmod 666 shared
+user sh -c 'echo new >shared'
+test "$(cat shared)" = new
+user truncate -s 2 shared
+test "$(stat -c %s shared)" = 2
 
 step "/many: a cold directory"
 mkdir /many
