@@ -78,8 +78,7 @@ impl<M> Parked<M> {
         self.len.load(Ordering::SeqCst) == 0
     }
 
-    /// Counts work on messages of the connection. `is_last`: none of its messages waits or is in work, so nobody can have
-    /// waited for it.
+    /// Counts work on messages of the connection. `is_last`: it has no message left, neither waiting nor in work; the count begins anew.
     pub fn note_work(&self, ns: u64, is_last: bool) {
         if is_last {
             self.work_ns.store(0, Ordering::SeqCst);
@@ -162,8 +161,8 @@ impl<S> Turns<S> {
     }
 }
 
-/// Entries that an empty queue has room for: after a burst it gives its memory back, and growing to this again is little work
-/// beside that on so many messages.
+/// Most entries that an empty queue keeps room for. A queue that was longer frees its memory when it is empty. Growing again costs
+/// little beside the work on that many messages.
 const ROOM_KEPT: usize = 4096;
 
 /// The queue of one worker, which every other may take from.

@@ -127,7 +127,8 @@ struct Served<S: WorkerService> {
 impl<S: WorkerService> Drop for Served<S> {
     fn drop(&mut self) {
         for state in lock(&self.states).drain(..) {
-            self.service.close(&mut (), state);
+            // A panic has printed its message; the connection has ended already.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.service.close(&mut (), state)));
         }
     }
 }
@@ -237,20 +238,25 @@ impl<S: WorkerService> Drop for Workers<S> {
 
 impl<S: WorkerService> Adopter for Workers<S> {
     fn adopt(&self, Adopted { socket, peer, place }: Adopted) {
-        let Ok(state) = self.service.accept(&mut (), &peer) else {
-            self.closes.count(CloseReason::Service);
-            return;
-        };
-        let mut states = vec![state];
-        let mut order = self.order;
-        if order == Order::Free {
-            for _ in 1..self.stats.len() {
-                match states.first().and_then(|state| self.service.fork(state)) {
-                    Some(state) => states.push(state),
-                    None => order = Order::Requests,
+        let accept = || {
+            let mut states = vec![self.service.accept(&mut (), &peer)?];
+            let mut order = self.order;
+            if order == Order::Free {
+                for _ in 1..self.stats.len() {
+                    match states.first().and_then(|state| self.service.fork(state)) {
+                        Some(state) => states.push(state),
+                        None => order = Order::Requests,
+                    }
                 }
             }
-        }
+            Ok((states, order))
+        };
+        let accepted: Result<Result<_, ksf::Refused>, _> = catch_unwind(AssertUnwindSafe(accept));
+        let (states, order) = match accepted {
+            Ok(Ok(accepted)) => accepted,
+            Ok(Err(_)) => return self.closes.count(CloseReason::Service),
+            Err(_) => return self.closes.count(CloseReason::Panicked),
+        };
         let served = Served {
             service: Arc::clone(&self.service),
             states: Mutex::new(states),

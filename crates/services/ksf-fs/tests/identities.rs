@@ -294,6 +294,7 @@ fn writers_cut_files_of_other_owners_and_nobody_cuts_by_a_call_that_fails() {
             SetAttr { uid: Some(1001), ..cut },
             SetAttr { gid: Some(7), ..cut },
             SetAttr { mode: Some(0o600), ..cut },
+            SetAttr { mode: Some(0o4676), ..cut },
             SetAttr { mtime: explicit, ..cut },
             SetAttr { atime: explicit, ..cut },
         ];

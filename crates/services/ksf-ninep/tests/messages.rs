@@ -426,7 +426,6 @@ fn names_are_made_moved_and_removed() {
     serving.stop();
 }
 
-/// rename() of one link of a file onto another does nothing (POSIX).
 #[test]
 fn no_name_is_moved_or_linked_to_another_export() {
     const OTHER: u32 = 9;
@@ -453,6 +452,7 @@ fn no_name_is_moved_or_linked_to_another_export() {
     serving.stop();
 }
 
+/// rename() of one link of a file onto another does nothing (POSIX).
 #[test]
 fn a_fid_keeps_its_name_where_a_rename_moves_nothing() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! Every thread of the product ends the process when it panics, as ARCHITECTURE.md promises ("Panics").
+//! Every thread of the product ends the process when it panics, as ARCHITECTURE.md promises ("A panic ends what it belongs to,
+//! or the process").
 
 use std::fs;
 use std::path::Path;

@@ -601,12 +601,16 @@ impl Connection {
 
     /// True while an end has to wait for work that others still do for the connection.
     fn waits_for_answers(&self) -> bool {
-        self.last_words.is_some() || self.closing_gently() && self.is_unanswered()
+        self.last_words.is_some() || self.closing_gently() && self.is_worked_for()
     }
 
-    /// True while others still work on requests of the peer.
-    pub(crate) fn is_unanswered(&self) -> bool {
+    fn is_worked_for(&self) -> bool {
         self.deferred > 0 || self.exchange.open || self.held.is_some()
+    }
+
+    /// True while requests of the peer are not answered: others work on them, or they wait.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.is_worked_for() || !self.has_none_aside()
     }
 
     fn closing_gently(&self) -> bool {

@@ -36,7 +36,7 @@ pub(super) struct Outgoing {
     paused: bool,
     /// The owner was told that no more can be passed for now.
     full: bool,
-    /// Bytes that its owner passed on did not come here.
+    /// Its exchange has ended and was not over.
     is_cut_short: bool,
     eof: bool,
     closing: Option<CloseReason>,
@@ -210,10 +210,10 @@ impl Outgoing {
         self.output.len() + self.sending_bytes
     }
 
-    /// True if the end of the connection must be a reset now: TCP has not taken all that was passed on, and an orderly end would
-    /// pass for the end of that.
+    /// True if the end of the connection must be a reset now: its exchange is not over, or TCP has not taken all that was passed on,
+    /// and an orderly end would pass for the end of that.
     pub(super) fn needs_reset(&self) -> bool {
-        self.is_cut_short || self.queued_bytes() > 0
+        self.is_cut_short || self.owner.is_some() || self.queued_bytes() > 0
     }
 
     pub(super) fn end(self, env: &mut Env) {
@@ -416,7 +416,7 @@ impl<E: Engine> Shard<E> {
         let Some(conn) = self.places[index as usize].conn.as_mut() else { return };
         if let Some(outgoing) = conn.stream.outgoing() {
             outgoing.tell(Upstream::Failed(outgoing.failure), &mut self.env);
-            outgoing.owner = None;
+            outgoing.is_cut_short |= outgoing.owner.take().is_some();
             // Who lets its peers choose where it dials must not remember every address.
             if let Some(idle) = self.idle.get_mut(&outgoing.to) {
                 idle.retain(|key| *key != outgoing.key);

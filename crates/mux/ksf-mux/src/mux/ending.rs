@@ -109,8 +109,8 @@ impl Shared {
             } else if limit_ms != 0
                 && reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms))
             {
-                // Workers that are busy with others may have read it a piece at a time.
-                if has_unread(&reader) {
+                // Workers that are busy with others may have read it a piece at a time. One that is idle reads what there is.
+                if !self.scheduler.has_sleepers() && has_unread(&reader) {
                     reader.input.restart(now);
                 } else {
                     ended = Some(ConnectionError::AssemblyTimeout { limit_ms });

@@ -104,7 +104,7 @@ impl Fs {
         if content.is_some() {
             first.mtime = first.mtime.filter(|time| *time != SetTime::Now);
             first.mode = match first.mode {
-                Some(mode) if !is_without_set_ids(mode, mode_of(object)?) => Some(mode),
+                Some(mode) if !is_left_by_cut(mode, mode_of(object)?) => Some(mode),
                 _ => None,
             };
         }
@@ -180,10 +180,10 @@ fn mode_of(object: &OwnedFd) -> SysResult<u32> {
     Ok(rustix::fs::statat(object, c"", AtFlags::EMPTY_PATH)?.st_mode & 0o7777)
 }
 
-/// True if a mode is the present one, or that without set-id bits.
-fn is_without_set_ids(mode: u32, present: u32) -> bool {
-    let cleared = mode ^ present;
-    cleared & 0o1777 == 0 && mode & cleared & 0o6000 == 0
+/// True if a mode is that which ftruncate(2) leaves of the present one (`setattr_should_drop_suidgid` of fs/attr.c).
+fn is_left_by_cut(mode: u32, present: u32) -> bool {
+    let cleared = if present & 0o010 != 0 { 0o6000 } else { 0o4000 };
+    mode & 0o7777 == present & !cleared
 }
 
 #[cfg(test)]

@@ -290,13 +290,22 @@ impl Fs {
             Err(error) => return Changed::failed(error),
         };
         let make = |place: &Place<'_>| self.make_open(place, mode, exclusive, how);
-        self.change_folder(lane, credential, dir, entry_name(name, ErrorKind::Exists), make, |place, file| {
+        let name = entry_name(name, ErrorKind::Exists);
+        let Changed { wcc, result } = self.change_folder(lane, credential, dir, name, make, |place, file| {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();
             let known = (found.handle.clone(), found.attr.file_type);
             let file = Descriptor::new(file, &found.handle, slot, &self.open_files);
             Ok((OpenFile::new(place.export, known, file, how, caller), found))
-        })
+        });
+        let result = result.and_then(|made| {
+            if how.truncate {
+                // It may have been there, with a length.
+                self.owe_names(lane, &made.1.handle)?;
+            }
+            Ok(made)
+        });
+        Changed { wcc, result }
     }
 
     /// As the caller.

@@ -245,7 +245,11 @@ impl Proxy {
         if exchange.request.minor > 0 && exchange.is_until_close() {
             reply.bytes(LAST_CHUNK);
         }
-        reply.hang_up(exchange.backend_keeps_alive && in_step && request_over);
+        if request_over {
+            reply.hang_up(exchange.backend_keeps_alive && in_step);
+        } else {
+            reply.abandon();
+        }
         reply.hold(false);
         client.reader.finish_request();
         if exchange.keep_alive {
