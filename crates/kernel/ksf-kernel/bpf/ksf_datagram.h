@@ -286,8 +286,7 @@ static __always_inline __u32 ksf_datagram_answer(struct xdp_md *xdp, const struc
 	__u64 sum, frame;
 	int verdict, delta;
 
-	KSF_HIDE(len);
-	if (len > KSF_BYTES_MAX)
+	if (len && !ksf_is_length(&len))
 		return KSF_COUNT_xdp_passed_limit;
 	if (len && bpf_xdp_load_bytes(xdp, headers, m->in, len))
 		return KSF_COUNT_xdp_passed_malformed;
@@ -304,8 +303,7 @@ static __always_inline __u32 ksf_datagram_answer(struct xdp_md *xdp, const struc
 	reply_len = verdict == KSF_ECHO ? len : m->out_len;
 	if (verdict != KSF_ECHO && verdict != KSF_REPLY)
 		return KSF_COUNT_xdp_passed_unanswerable;
-	KSF_HIDE(reply_len);
-	if (reply_len > KSF_BYTES_MAX)
+	if (reply_len && !ksf_is_length(&reply_len))
 		return KSF_COUNT_xdp_passed_limit;
 	if (verdict == KSF_REPLY)
 		sum = ksf_sum_bytes(m->out, reply_len);

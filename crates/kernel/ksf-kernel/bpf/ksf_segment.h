@@ -8,6 +8,19 @@
 
 #include "ksf_framing.h"
 
+/* True from 1 to KSF_BYTES_MAX. The verifier learns from an addition that a length is not 0, from a comparison with 0 only since
+ * Linux 6.8. */
+static __always_inline _Bool ksf_is_length(__u32 *len)
+{
+	__u32 above_one = *len - 1;
+
+	KSF_HIDE(above_one);
+	if (above_one >= KSF_BYTES_MAX)
+		return 0;
+	*len = above_one + 1;
+	return 1;
+}
+
 /* Defined by KSF_SERVICE. A global function: the verifier checks it once per program, whoever calls it. */
 int ksf_answer(struct ksf_message *m);
 

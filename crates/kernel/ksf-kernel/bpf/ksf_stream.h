@@ -179,7 +179,7 @@ enum ksf_stored {
 /* Turns the segment into the reply in the work area. First resize, which can fail, then write. */
 static __always_inline enum ksf_stored ksf_store_reply(struct __sk_buff *skb, struct ksf_message *m, __u32 reply_len)
 {
-	if (!reply_len || reply_len > KSF_BYTES_MAX)
+	if (!ksf_is_length(&reply_len))
 		return KSF_UNTOUCHED;
 #ifdef KSF_MUTANT_STORE_BEFORE_RESIZE
 	bpf_skb_store_bytes(skb, 0, m->out, reply_len < skb->len ? reply_len : skb->len, 0);
@@ -263,7 +263,8 @@ static __always_inline __u32 ksf_stream_answer(struct __sk_buff *skb, struct ksf
 	if (!slot)
 		return KSF_COUNT_passed_busy;
 	why = KSF_COUNT_passed_resize;
-	if (bpf_skb_load_bytes(skb, 0, slot->message.in, len))
+	/* Asked again, because the verifier forgets the bounds of a value that clang has put aside. */
+	if (!ksf_is_length(&len) || bpf_skb_load_bytes(skb, 0, slot->message.in, len))
 		goto give;
 	why = ksf_answer_segment(slot, len);
 	if (why)

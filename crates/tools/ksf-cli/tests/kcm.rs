@@ -1,5 +1,5 @@
-//! The kernel's own message sockets in a machine that lacks and then has them: what they do, what `ksf doctor` says of them,
-//! and which sockets `ksf kcm-run` gives. What `ksf doctor` says of them here.
+//! Debian's kernel, older than the one here, in a machine. Its own message sockets, which it lacks and then has: what they do, what
+//! `ksf doctor` says of them, and which sockets `ksf kcm-run` gives. The kernel half of ksf there. What `ksf doctor` says here.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use crate::kcm_run::{LIBRARY, PROGRAMS, built, built_library, compile, differenc
 use crate::support::{Folder, PATIENCE, run, stdout};
 use ksf_lab::{Kernel, Lab, turn};
 
-/// What doctor found out about AF_KCM, in the document that the output begins with.
-fn probe(output: &str) -> serde_json::Value {
+/// What doctor found out about a feature, in the document that the output begins with.
+fn probe(output: &str, name: &str) -> serde_json::Value {
     let mut documents = serde_json::Deserializer::from_str(output).into_iter::<serde_json::Value>();
     let report = documents.next().unwrap().unwrap();
-    report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "kcm").unwrap().clone()
+    report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == name).unwrap().clone()
 }
 
 /// What a command of the machine is to print.
@@ -37,7 +37,7 @@ const CHECKS: [(&str, &str, Expected); 9] = [
         "doctor tells what is lacking",
         "ksf doctor --json",
         Output(|report| {
-            let found = probe(report);
+            let found = probe(report, "kcm");
             let detail = found["detail"].as_str().unwrap();
             // EAFNOSUPPORT.
             found["outcome"] == "fails"
@@ -47,7 +47,14 @@ const CHECKS: [(&str, &str, Expected); 9] = [
         }),
     ),
     ("what doctor advises succeeds", "modprobe kcm 2>&1", Output(str::is_empty)),
-    ("doctor tells that AF_KCM works", "ksf doctor --json", Output(|report| probe(report)["outcome"] == "works")),
+    (
+        "doctor tells that AF_KCM and the kernel half work",
+        "ksf doctor --json",
+        Output(|report| {
+            let works = |name| probe(report, name)["outcome"] == "works";
+            works("kcm") && works("bpf_self_test") && works("xdp_generic")
+        }),
+    ),
     // On a kernel that has AF_KCM the program gets the sockets that were chosen: the records differ. Each under another
     // kcm-run, whose library the inner one takes away or leaves.
     (
@@ -112,7 +119,7 @@ fn a_kernel_does_as_recorded_without_af_kcm_and_with_it() {
 /// Wherever this runs: AF_KCM works, or the probe says why not and what gives it.
 #[test]
 fn what_is_missing_here_has_a_cause_and_a_remedy() {
-    let probe = probe(&stdout(&run(&["doctor", "--json"])));
+    let probe = probe(&stdout(&run(&["doctor", "--json"])), "kcm");
     if probe["outcome"] != "works" {
         for part in ["detail", "remedy"] {
             assert!(!probe[part].as_str().unwrap().is_empty(), "{probe}");
