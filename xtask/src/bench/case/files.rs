@@ -1,6 +1,7 @@
 //! File servers: nfs, 9p.
 //!
-//! GETATTR of NFS, and Tgetattr, are measured in every placement, with 1 and with 32 in flight. The other operations have the server on the other CPU.
+//! GETATTR of NFS, and Tgetattr, are measured in every placement, with 1 and with 32 in flight, and so is every operation with 32 in
+//! flight on 8 connections. The other cases have the server on the other CPU.
 
 use super::super::contestant::Contestant::{self, Diod, Ganesha, GaneshaTuned, Nfs, Ninep, PreadSend};
 use super::{Case, Metric, ONE, Row, Service};
@@ -41,8 +42,8 @@ pub(crate) struct FileLoad {
     pub(crate) stable: &'static str,
 }
 
-/// The cases that are measured in every placement, and whose system calls are counted.
-pub(super) const MAIN: [&str; 4] = ["nfs-getattr-1", "nfs-getattr-32", "9p-getattr-1", "9p-getattr-32"];
+/// The cases whose system calls are counted.
+pub(super) const COUNTED: [&str; 4] = ["nfs-getattr-1", "nfs-getattr-32", "9p-getattr-1", "9p-getattr-32"];
 
 /// Data of a message of diod, which takes 64 KiB with the head. nfs-ganesha 4.3 ends at a longer read, whatever `_9P_TCP_Msize` says:
 /// probably its buffer for replies is shorter.
@@ -174,14 +175,16 @@ pub(super) const NFS_BY_DEPTH: &[Case] = by_depth!["1 in flight", "32 in flight"
     nfs("nfs-read-4k", "NFS READ of 4 KiB", &NFS_READ),
     nfs("nfs-write-4k", "NFS WRITE of 4 KiB, unstable", &WRITE),
     nfs("nfs-stable-4k", "NFS WRITE of 4 KiB, on the medium", &NFS_WRITE_STABLE),
+    nfs("nfs-readdirplus", "NFS READDIRPLUS of a folder of 100 files", &READDIRPLUS),
+    nfs("nfs-read-1m", "NFS READ of 1 MiB", &READ_LARGE),
+    nfs("nfs-write-1m", "NFS WRITE of 1 MiB, unstable", &WRITE_LARGE),
+    nfs("nfs-stable-1m", "NFS WRITE of 1 MiB, on the medium", &WRITE_LARGE_STABLE),
 ];
 
 pub(super) const NFS: &[Case] = &[
-    nfs("nfs-readdirplus-32", "NFS READDIRPLUS of a folder of 100 files, 32 in flight", &READDIRPLUS, [1, 32]),
     nfs("nfs-listing-50000", "NFS listing of 50,000 files by READDIRPLUS, page after page", &LISTING, [1, 1]),
+    // Beside pread+send, which has one connection.
     Case { contestants: READ_SERVERS, ..nfs("nfs-read-1m-4", "NFS READ of 1 MiB, 4 in flight", &READ_LARGE, [1, 4]) },
-    nfs("nfs-write-1m-4", "NFS WRITE of 1 MiB, unstable, 4 in flight", &WRITE_LARGE, [1, 4]),
-    nfs("nfs-stable-1m-4", "NFS WRITE of 1 MiB, on the medium, 4 in flight", &WRITE_LARGE_STABLE, [1, 4]),
     // One in flight: nfs-ganesha answers NFS3ERR_STALE where one name is created and removed at the same time.
     nfs("nfs-small-files-1x8", "NFS CREATE, WRITE of 4 KiB and REMOVE, 8 connections", &SMALL_FILES, [8, 1]),
     nfs("nfs-sfs2008-1x8", "NFS with the mix of SPECsfs2008, 8 connections", &SFS2008, [8, 1]),

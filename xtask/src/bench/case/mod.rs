@@ -18,7 +18,7 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use self::files::MAIN;
+use self::files::COUNTED as FILES_COUNTED;
 pub(crate) use self::files::{
     FileLoad, FileProtocol, NFS_GETATTR, NFS_READ, NFS_WRITE_STABLE, NINEP_GETATTR, PEER_IO_BYTES_MAX, WHOLE_LISTING,
     by_depth,
@@ -187,12 +187,12 @@ impl Case {
 
     /// Whether a case of file servers is measured in every placement.
     pub(super) fn is_everywhere(&self) -> bool {
-        MAIN.contains(&self.name)
+        FILES_COUNTED.contains(&self.name) || self.name.ends_with("-32x8")
     }
 
     /// True if a smoke run has the case. It has no variations, except those whose system calls are counted.
     pub(super) fn is_in_smoke(&self) -> bool {
-        !self.is_variation || self.is_everywhere()
+        !self.is_variation || FILES_COUNTED.contains(&self.name)
     }
 
     pub(crate) fn step(&self, placement: Placement) -> Step {
@@ -209,7 +209,7 @@ impl Case {
     pub(crate) fn counts_syscalls(&self, by: SyscallCounter) -> bool {
         let is_work = matches!(self.service, Service::Work(load) if !load.is_idle());
         let is_store = matches!(self.service, Service::Store(_));
-        if matches!(self.service, Service::Files(_)) && !self.is_everywhere() {
+        if matches!(self.service, Service::Files(_)) && !FILES_COUNTED.contains(&self.name) {
             return false;
         }
         let counts = by == SyscallCounter::Perf || self.can_be_traced() && !is_store;
