@@ -1,15 +1,17 @@
 //! Services of the framework on workers: accepted by shards, answered through the multiplexor.
 
 use std::io::{ErrorKind, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{
-    Asks, LONG_BYTES, PATIENCE, Running, Scripted, frame, own_network, pieces_of, read_frame, reads_end, wait_until,
+    Asks, Awkward, LONG_BYTES, PATIENCE, Place, Running, Scripted, frame, own_network, pieces_of, read_frame,
+    reads_end, wait_until,
 };
 use ksf::adopt::OnShardsOnly;
 use ksf::engine::EngineKind;
@@ -20,7 +22,7 @@ use ksf::server::Drained;
 use ksf::{Order, Server};
 use ksf_mux::{Mux, StartError, Workers, WorkersOptions};
 use ksf_test::stream::expect_reset;
-use ksf_test::{Helper, is_helper, listen};
+use ksf_test::{Helper, effort, is_helper, listen};
 use rustix::process::Signal;
 
 /// In a network of its own.
@@ -175,6 +177,57 @@ fn ends_have_their_reasons_and_close_what_was_opened() {
     let service = Arc::clone(&running.service);
     drop(running);
     assert_eq!(service.open.load(Ordering::SeqCst), 0, "a state was not given back");
+}
+
+#[test]
+fn a_panic_where_a_connection_begins_or_ends_ends_that_connection_only() {
+    own_network();
+    let service = Awkward::new(Framing::LengthPrefix(LengthPrefix::big_endian(4)));
+    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(2, Limits::default())).unwrap();
+    let running = Running::start(Arc::clone(&service), workers, Limits::default());
+    let ask = |client: &mut TcpStream| {
+        client.write_all(&frame(b"here")).unwrap();
+        assert_eq!(read_frame(client), b"here");
+    };
+    let mut other = running.connect();
+    ask(&mut other);
+    for (at, place) in [Place::Accept, Place::Fork, Place::Close].into_iter().enumerate() {
+        *service.panics.lock().unwrap() = Some(place);
+        let mut client = running.connect();
+        if place == Place::Close {
+            ask(&mut client);
+            client.shutdown(Shutdown::Write).unwrap();
+        }
+        reads_end(&mut client);
+        wait_until("it panics", || service.panics.lock().unwrap().is_none());
+        wait_until("its place is free", || running.server.connections() == 1);
+        running.counts("closed_panicked", 2.min(at as u64 + 1));
+        ask(&mut other);
+    }
+    running.counts("closed_by_peer", 1);
+    running.counts("closed_total", 3);
+}
+
+/// Also if it sends on: workers have nothing to do with it.
+#[test]
+fn a_refused_connection_ends_soon_for_its_peer() {
+    own_network();
+    let soon = effort(PATIENCE, Duration::from_secs(1));
+    let service = Awkward::new(Framing::RecordMark);
+    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(1, Limits::default())).unwrap();
+    let running = Running::start(Arc::clone(&service), workers, Limits::default());
+    service.refuses.store(true, Ordering::SeqCst);
+    let call = [0x80, 0, 0, 4, b'c', b'a', b'l', b'l'];
+    for calls in [0, 1, usize::MAX] {
+        let begun = Instant::now();
+        let mut client = running.connect();
+        // The end may come before.
+        let _ = (0..calls).try_for_each(|_| client.write_all(&call));
+        reads_end(&mut client);
+        assert!(begun.elapsed() < soon, "after {calls} calls: {:?}", begun.elapsed());
+    }
+    running.counts("closed_by_service", 3);
+    wait_until("their places are free", || running.server.connections() == 0);
 }
 
 #[test]

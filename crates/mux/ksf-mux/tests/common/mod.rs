@@ -5,7 +5,7 @@ pub(crate) mod clients;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -293,5 +293,63 @@ impl Service for Asks {
     fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
         let dialed = reply.dial(SocketAddr::from(([127, 0, 0, 1], 9)), true);
         reply.bytes(format!("{dialed:?}").as_bytes());
+    }
+}
+
+/// A place in [`Awkward`] outside of its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Accept,
+    Fork,
+    Close,
+}
+
+/// Returns each message. Panics once, or refuses connections, where the test asks for it.
+pub(crate) struct Awkward {
+    framing: Framing,
+    pub(crate) refuses: AtomicBool,
+    pub(crate) panics: Mutex<Option<Place>>,
+}
+
+impl Awkward {
+    pub(crate) fn new(framing: Framing) -> Arc<Self> {
+        Arc::new(Self { framing, refuses: AtomicBool::new(false), panics: Mutex::default() })
+    }
+
+    fn pass(&self, place: Place) {
+        let asked = self.panics.lock().unwrap().take_if(|next| *next == place);
+        assert!(asked.is_none(), "as the test asked for");
+    }
+}
+
+impl Service for Awkward {
+    type Shard = ();
+    type Conn = ();
+    type Mode = Unlogged;
+
+    fn profile(&self) -> Profile<'_> {
+        Profile { order: Order::Free, ..Profile::new("awkward", self.framing) }
+    }
+
+    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn fork(&self, (): &()) -> Option<()> {
+        self.pass(Place::Fork);
+        Some(())
+    }
+
+    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
+        self.pass(Place::Accept);
+        if self.refuses.load(Ordering::SeqCst) { Err(Refused) } else { Ok(()) }
+    }
+
+    fn close(&self, (): &mut (), (): ()) {
+        self.pass(Place::Close);
+    }
+
+    fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
+        reply.bytes(message.bytes());
     }
 }
