@@ -336,11 +336,11 @@ impl<S: WorkerService> Worker<S> {
         let (mut messages, mut bytes) = (0, 0);
         let (mut later, mut later_bytes) = (0, 0);
         let mut end = None;
-        // After these nothing more of the connection is answered.
-        let closed =
-            matches!(conn.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
         while socket.grant_more(batch, &mut self.replies, &mut self.grant) {
             let mut begun = Begun::default();
+            // No answer can reach its peer, or after these errors nothing more of it is answered.
+            let closed = conn.is_gone()
+                || matches!(conn.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
             while !closed && end.is_none() {
                 let (called, reserved_bytes) = self.call(socket, batch, served, &mut begun);
                 let is_deferred = matches!(called, Called::Deferred { .. });

@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
 
 use super::{ConnectionId, Shared, WorkerCx};
+use crate::error::ConnectionError;
 use crate::sync::Arc;
 
 /// Data of the signal in the epoll set; no connection has it, because a generation never reaches it.
@@ -85,7 +87,15 @@ impl Shared {
         if flags.contains(epoll::EventFlags::OUT) && conn.out_queue.is_blocked() {
             self.send(&conn);
         }
-        if flags.intersects(ends | epoll::EventFlags::IN) {
+        // Services answer nothing of a connection that failed. Reading it might notice that late: not while it is full.
+        let failure = if flags.contains(epoll::EventFlags::ERR) && conn.attachment.get().is_some() {
+            conn.out_queue.socket().and_then(|socket| socket_error(&socket).ok()?.err())
+        } else {
+            None
+        };
+        if let Some(errno) = failure {
+            self.end(&conn, ConnectionError::Socket { errno: errno.raw_os_error() });
+        } else if flags.intersects(ends | epoll::EventFlags::IN) {
             self.read(&conn, cx);
         }
     }
