@@ -150,3 +150,40 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use ksf::framing::Framing;
+
+    use super::*;
+    use crate::{Mux, MuxOptions, RecvError};
+
+    /// Each check finds bytes of it that no worker has read yet, and a worker has read others a moment ago.
+    #[test]
+    fn the_time_of_a_peer_that_trickles_stands_still_only_while_no_worker_sleeps() {
+        for sleeps in [true, false] {
+            let mut options = MuxOptions::new(Framing::RecordMark);
+            options.limits.assembly_timeout_ms = 1000;
+            // The time here is not that of the thread.
+            let (mux, _timer) = Mux::without_thread(options).unwrap();
+            let (shared, worker) = (mux.shared(), mux.socket().unwrap());
+            let (mut peer, socket) = UnixStream::pair().unwrap();
+            let conn = shared.find(mux.attach(socket.into()).unwrap()).unwrap();
+            peer.write_all(&[0x80, 0, 0, 9, 1]).unwrap();
+            assert!(matches!(worker.try_recv(), Err(RecvError::WouldBlock)));
+            assert!(conn.is_amid_a_message() && !shared.scheduler.has_sleepers());
+            peer.write_all(&[2]).unwrap();
+            if sleeps {
+                assert!(shared.scheduler.sleep());
+            }
+            let later = now().plus_ms(1500);
+            conn.read_at.store(later.0, Ordering::Relaxed);
+            shared.check_time(&conn, later);
+            let ended = sleeps.then_some(ConnectionError::AssemblyTimeout { limit_ms: 1000 });
+            assert_eq!(conn.error.get(), ended.as_ref());
+        }
+    }
+}
