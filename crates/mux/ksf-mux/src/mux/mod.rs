@@ -215,7 +215,9 @@ impl Mux {
         self.shared().attach(socket, framing, ordering, Some(attachment))
     }
 
-    /// Ends a connection and lets go of it at once.
+    /// Ends a connection and lets go of it at once: with a reset, unless every message that was received is known to be answered.
+    /// A reply that a worker sends meanwhile may be destroyed by the reset. Without it, a reply that comes too late would be
+    /// lost behind an orderly end.
     pub(crate) fn abort(&self, connection: ConnectionId, error: ConnectionError) {
         let shared = self.shared();
         if let Some(conn) = shared.find(connection) {
