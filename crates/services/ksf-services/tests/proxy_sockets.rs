@@ -506,6 +506,34 @@ fn a_request_that_is_cut_short_does_not_end_in_order_for_the_backend() {
     }
 }
 
+/// TCP has all of the request. A backend that works on it must not take the end for one of a client that has all it wants.
+#[test]
+fn an_exchange_that_is_not_over_resets_its_backend() {
+    for engine in engines() {
+        for end in [End::BackendIsSilent, End::ServerDrains, End::ServerStops] {
+            let (tell, told) = std::sync::mpsc::channel();
+            let (tell_end, told_end) = std::sync::mpsc::channel();
+            let backend = Backend::start(move |mut stream, _| {
+                read_head(&mut stream);
+                tell.send(()).unwrap();
+                tell_end.send(stream.read_to_end(&mut Vec::new()).map_err(|error| error.kind())).unwrap();
+            });
+            let limits = Limits { drain_timeout_ms: 100, ..Limits::default() };
+            let running = Running::start(engine, &[backend.addr], limits.clone());
+            let mut client = connect(running.addr);
+            client.write_all(GET).unwrap();
+            told.recv_timeout(PATIENCE).expect("the request");
+            match end {
+                End::ServerDrains => drop(running.server.drain().unwrap()),
+                End::ServerStops => drop(running.server),
+                _ => running.server.set_limits(&Limits { upstream_timeout_ms: 100, ..limits }.into()),
+            }
+            let seen = told_end.recv_timeout(PATIENCE).expect("the end");
+            assert_eq!(seen, Err(io::ErrorKind::ConnectionReset), "{engine}, {end:?}");
+        }
+    }
+}
+
 #[test]
 fn a_client_that_dies_takes_its_backends_connection_with_it() {
     for engine in engines() {
