@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
+use ksf::limits::Limits;
 use ksf_test::{own_network, stream, wait_until};
 
 /// Asked of this server and of Redis, and answered by both in the same way.
@@ -446,7 +447,9 @@ fn a_wait_for_replicas_takes_its_time_as_with_redis() {
     let mut redis = Redis::start();
     for engine in engines() {
         let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        // The drain waits in vain for what waits for ever.
+        let limits = Limits { drain_timeout_ms: 100, ..Limits::default() };
+        let serving = Serving::start_with(engine, folder.path(), limits);
         let mut client = serving.connect();
         let wanted = Duration::from_millis(40 - MILLISECOND);
         if let Some(redis) = redis.as_mut() {

@@ -747,6 +747,8 @@ fn every_part_that_is_awaited_has_a_deadline() {
     const CHUNKED: &str = "Transfer-Encoding: chunked\r\n\r\n";
     let limits = Limits { assembly_timeout_ms: 200, ..Limits::default() };
     on_each_engine(&limits, &Settings::default(), |engine, serving| {
+        // All wait side by side.
+        let mut awaited = Vec::new();
         for (head, rests) in [
             (format!("{EXPECT}Content-Length: 5\r\n\r\n"), &["", "v", "valu"][..]),
             (
@@ -764,13 +766,20 @@ fn every_part_that_is_awaited_has_a_deadline() {
                     assert_eq!(http.response(false).status, 100, "{engine}: {head}");
                 }
                 http.send(rest);
-                assert_eq!(http.response(false).status, 408, "{engine}: {head:?} {rest:?}");
-                stream::expect_end(&mut http.0);
+                awaited.push((http, format!("{engine}: {head:?} {rest:?}")));
             }
         }
-        for part in ["*2", "*2\r\n", "*2\r\n$3\r\nGE", "*2\r\n$3\r\nGET\r\n", "GET k", "PING\r\n*1\r\n"] {
+        let parts = ["*2", "*2\r\n", "*2\r\n$3\r\nGE", "*2\r\n$3\r\nGET\r\n", "GET k", "PING\r\n*1\r\n"];
+        let peers = parts.map(|part| {
             let mut peer = stream::connect(serving.address());
             peer.write_all(part.as_bytes()).unwrap();
+            peer
+        });
+        for (mut http, what) in awaited {
+            assert_eq!(http.response(false).status, 408, "{what}");
+            stream::expect_end(&mut http.0);
+        }
+        for (part, mut peer) in parts.into_iter().zip(peers) {
             let mut told = String::new();
             peer.read_to_string(&mut told).unwrap();
             assert_eq!(told, if part.starts_with("PING") { "+PONG\r\n" } else { "" }, "{engine}: {part:?}");

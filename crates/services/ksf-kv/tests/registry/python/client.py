@@ -8,6 +8,8 @@ import threading
 import time
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 PORT, PASSWORD = int(sys.argv[1]), sys.argv[2] or None
 
@@ -219,10 +221,11 @@ def server(r):
 
 def main():
     if PASSWORD:
+        once = Retry(NoBackoff(), 0)  # by default it tries for seconds to get in
         for protocol in (2, 3):
-            wrong = redis.Redis(host="127.0.0.1", port=PORT, password="wrong", protocol=protocol)
+            wrong = redis.Redis(host="127.0.0.1", port=PORT, password="wrong", protocol=protocol, retry=once)
             refused(redis.AuthenticationError, "", wrong.ping)
-            none = redis.Redis(host="127.0.0.1", port=PORT, protocol=protocol)
+            none = redis.Redis(host="127.0.0.1", port=PORT, protocol=protocol, retry=once)
             refused(redis.AuthenticationError, "", none.ping)
     steps = [strings, expiry, hashes, lists, sets, sorted_sets, pipelines, transactions, iterators, big_values, pool, server]
     for protocol in (2, 3):
