@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use ksf_test::{is_root, program_or_skip, skip, wait_until};
+use ksf_test::{effort, is_root, program_or_skip, skip, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
@@ -188,8 +188,10 @@ fn a_bench_that_is_killed_or_interrupted_leaves_nothing_behind() {
         Some(None) => return,
         found => found.flatten(),
     };
+    // An engine comes after the peers: a bench takes seconds to get there.
+    let interrupted = effort(peer, engine);
     for (signal, depth, server) in
-        [(Signal::KILL, 0, peer), (Signal::KILL, 1, engine), (Signal::KILL, 2, peer), (Signal::INT, 0, engine)]
+        [(Signal::KILL, 0, peer), (Signal::KILL, 1, engine), (Signal::KILL, 2, peer), (Signal::INT, 0, interrupted)]
     {
         let why = format!("{signal:?} of process {depth} beside {server:?}");
         let dir = tempfile::tempdir().unwrap();

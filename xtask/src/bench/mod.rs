@@ -34,9 +34,11 @@ mod web;
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
+use rustix::process::Signal;
 
 use self::case::{CASES, Case, Placement, Row};
 pub(crate) use self::case::{FileLoad, FileProtocol, Pace, WorkLoad};
@@ -49,6 +51,7 @@ use self::results::Results;
 pub(crate) use self::store::medium;
 use self::watch::Watch;
 use crate::machine::{Machine, Revision};
+use crate::process::die_with_parent;
 
 /// Packages whose version belongs to a result.
 const PACKAGES: &[&str] = &[
@@ -100,6 +103,11 @@ pub(crate) struct BenchOptions {
 }
 
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
+    let is_whole = options.only.is_empty() && options.case.is_empty();
+    // Without root both halves would choose ports in one network.
+    if options.smoke && is_whole && rustix::process::geteuid().is_root() {
+        return in_halves(options);
+    }
     let profile = if options.smoke { "debug" } else { "release" };
     let ksf = crate::ksf_binary(options.ksf.as_ref(), profile)?;
     let have = Have::look();
@@ -131,6 +139,29 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
         rpcbind.stop()?;
     }
     bench.finish()
+}
+
+/// A smoke run measures nothing: two halves of its rows run side by side, each in namespaces of its own.
+fn in_halves(options: &BenchOptions) -> Result<()> {
+    let out = options.out.clone().map_or_else(|| crate::target_dir().map(|dir| dir.join("bench-smoke")), Ok)?;
+    let start = |name: &str, has_files: bool| {
+        let mut half = Command::new(std::env::current_exe()?);
+        half.args(["bench", "--smoke", "--out"]).arg(out.join(name));
+        for row in Row::value_variants().iter().filter(|row| row.has_files() == has_files) {
+            half.args(["--only", &row.name()]);
+        }
+        if let Some(ksf) = &options.ksf {
+            half.arg("--ksf").arg(ksf);
+        }
+        die_with_parent(&mut half, Signal::TERM);
+        half.spawn().context("cannot start a half of the smoke run")
+    };
+    let halves = [start("files", true)?, start("others", false)?];
+    let statuses = halves.map(|mut half| half.wait());
+    for status in statuses {
+        ensure!(status?.success(), "a half of the smoke run failed (messages above)");
+    }
+    Ok(())
 }
 
 /// After how many rounds the goals are looked at; beyond the first only while one is undecided.
@@ -223,7 +254,7 @@ impl Bench {
         skipped.iter().for_each(|what| eprintln!("bench: left out: {what}"));
 
         let (runs, seconds) = (self.runs, self.effort.seconds);
-        let medium = matches!(row, Row::Store | Row::Nfs | Row::Ninep).then(|| store::medium(self.programs.scratch()));
+        let medium = row.has_files().then(|| store::medium(self.programs.scratch()));
         let new = || Group { medium, ..Group::new(row, &self.revision, runs, seconds) };
         let group = self.results.group_or(row, new);
         ensure!(

@@ -62,6 +62,11 @@ pub(crate) enum Row {
 }
 
 impl Row {
+    /// Whether its servers have files.
+    pub(super) fn has_files(self) -> bool {
+        matches!(self, Row::Store | Row::Nfs | Row::Ninep)
+    }
+
     /// As `--only` and raw.json name it.
     pub(crate) fn name(self) -> String {
         self.to_possible_value().expect("none is skipped").get_name().to_owned()

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::super::measure::Effort;
 use super::nginx::Nginx;
 use super::servers::Web;
 use crate::process::output;
@@ -43,11 +44,12 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// request only after it has served these.
 const RUN_PER_LOOK: u32 = 4;
 
-/// Disturbs the server; returns how often.
-pub(super) fn disturb(disturbance: Disturbance, web: &Web, count: u64) -> Result<u64> {
+/// Disturbs the server so often, in a smoke run for a moment; returns how often.
+pub(super) fn disturb(disturbance: Disturbance, web: &Web, count: u64, effort: Effort) -> Result<u64> {
     let nginx = web.nginx()?;
+    let stall_pause = if effort.seconds > 0.0 { STALL_PAUSE } else { PAUSE };
     let count = match disturbance {
-        Disturbance::Stall => count.div_ceil(STALL_SHARE).max(2),
+        Disturbance::Stall => count.div_ceil(STALL_SHARE),
         _ => count,
     };
     std::thread::sleep(PAUSE);
@@ -64,7 +66,7 @@ pub(super) fn disturb(disturbance: Disturbance, web: &Web, count: u64) -> Result
                 let stopped = Stopped::stop(workers[number as usize % workers.len()])?;
                 std::thread::sleep(STALL);
                 drop(stopped);
-                std::thread::sleep(STALL_PAUSE);
+                std::thread::sleep(stall_pause);
             }
         }
         std::thread::sleep(PAUSE);

@@ -94,7 +94,7 @@ impl Meter<'_> {
             Some(disturbance) => {
                 let running = measured.start(&self.programs.ksf)?;
                 sample.client_command = shown.clean(&running.command);
-                let done = disturb::disturb(disturbance, &web, self.effort.count(DISTURBANCES));
+                let done = disturb::disturb(disturbance, &web, self.effort.count(DISTURBANCES), self.effort);
                 let result = running.interrupt()?;
                 sample.metrics.insert(Metric::Disturbances, done? as f64);
                 Ok(result)
