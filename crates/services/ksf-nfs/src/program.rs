@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use ksf::Peer;
 use ksf::pool::Chunk;
-use ksf_fs::{Account, Credential as Caller, Exports, Fs, Lane, Lanes, Length, Owed, Sender, WarmTurn};
+use ksf_fs::{Account, Credential as Caller, Exports, Fs, Handle, Lane, Lanes, Length, Owed, Sender, WarmTurn};
 use ksf_proto::oncrpc::{Call, Credential, MOUNT_PROGRAM, NFS_PROGRAM};
 use ksf_services::rpc::{Answered, ProcError, RpcCall, RpcDeferred, RpcReply};
 
@@ -14,7 +14,7 @@ use crate::counters::Counters;
 use crate::drc::{Begun, ClientAddress, Drc, Ticket};
 use crate::mount::{DUMP, Mounts};
 use crate::procedure::Procedure;
-use crate::request::{Refusal, Request, results_bytes_max, status_of};
+use crate::request::{FIXED_BYTES, Objects, Refusal, Request, results_bytes_max, status_of};
 use crate::results::{Failed, Ran, ReadDone, Warmed, committed, put_not_begun, read, run};
 use crate::status::Status;
 
@@ -36,15 +36,11 @@ impl Core {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the exports of these handles are for this client.
-    fn admits(&self, sender: Sender, request: &Request) -> bool {
-        let (first, second) = request.handles();
-        let admits = |handle| {
-            let export = self.fs.export_of(handle);
-            let exported = export.and_then(|export| self.exports.of_id(export.id()));
-            exported.is_some_and(|exported| exported.admits(sender))
-        };
-        admits(first) && second.is_none_or(admits)
+    /// Whether the export of this handle is for this client.
+    fn admits(&self, sender: Sender, handle: &Handle) -> bool {
+        let export = self.fs.export_of(handle);
+        let exported = export.and_then(|export| self.exports.of_id(export.id()));
+        exported.is_some_and(|exported| exported.admits(sender))
     }
 }
 
@@ -105,18 +101,34 @@ impl NfsProgram {
             return reply.void();
         }
         let sender = sender_of(peer);
-        let refuse = |status, reply: RpcReply<'_>| {
-            self.core.counters.answered(procedure, status, started.elapsed());
-            reply.results(|out| {
-                put_not_begun(out, procedure, status);
-                Ok(())
-            })
-        };
-        let mut request = match Request::read(procedure, call.args, &self.core.fs, |data| call.keep(data)) {
-            Ok(request) if self.core.admits(sender, &request) => request,
-            Ok(_) => return refuse(Status::ACCES, reply),
-            Err(Refusal::Status(status)) => return refuse(status, reply),
+        let is_admitted = |handle: &Handle| self.core.admits(sender, handle);
+        let read = match Request::read(procedure, call.args, &self.core.fs, |data| call.keep(data)) {
+            Ok(request) => {
+                let (first, second) = request.handles();
+                let is_for_client = is_admitted(first) && second.is_none_or(is_admitted);
+                if is_for_client { Ok(request) } else { Err((Status::ACCES, request.objects())) }
+            }
+            Err(Refusal::Status(status, objects)) => Err((status, *objects)),
             Err(Refusal::Garbage) => return reply.error(ProcError::GarbageArgs),
+        };
+        let mut request = match read {
+            Ok(request) => request,
+            Err((status, objects)) => {
+                let status = if objects.iter().flatten().all(is_admitted) { status } else { Status::ACCES };
+                let objects = objects.map(|object| object.filter(is_admitted));
+                if objects == [None, None] {
+                    self.core.counters.answered(procedure, status, started.elapsed());
+                    return reply.results(|out| {
+                        put_not_begun(out, procedure, status, [None, None]);
+                        Ok(())
+                    });
+                }
+                let (answered, way) = reply.defer_for(FIXED_BYTES);
+                let (core, client) = (Arc::clone(&self.core), Arc::clone(&connection.client));
+                let ending = Ending { core, client, procedure, way, ticket: None, started };
+                refuse(&self.lanes, &connection.account, ending, status, objects);
+                return answered;
+            }
         };
         request.bound(self.core.transfer_bytes_max);
         let mut caller = caller_of(&call.credential);
@@ -165,11 +177,7 @@ impl NfsProgram {
             let account = connection.account.clone();
             self.core.fs.look_up_groups(&connection.account, caller, &handle, move |caller| match caller {
                 Ok(caller) => to_lane(&lanes, &account, ending, caller, request),
-                Err(error) => {
-                    let (mut results, status) = (Vec::new(), status_of(error));
-                    put_not_begun(&mut results, procedure, status);
-                    ending.answer(status, &results);
-                }
+                Err(error) => refuse(&lanes, &account, ending, status_of(error), request.objects()),
             });
         }
         answered
@@ -180,6 +188,27 @@ fn to_lane(lanes: &Lanes, account: &Account, ending: Ending, caller: Caller, req
     let share = ending.core.fs.share_of(request.handles().0);
     let length = if ending.procedure.is_long() { Length::Long } else { Length::Short };
     lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, caller, request, lane));
+}
+
+/// Answers a call that is not carried out, with the attributes of its objects. A thread of its own export looks at each: no thread of one
+/// export waits for the disk of another.
+fn refuse(lanes: &Lanes, account: &Account, ending: Ending, status: Status, [first, second]: Objects) {
+    let core = Arc::clone(&ending.core);
+    let share = first.as_ref().or(second.as_ref()).map_or(0, |handle| core.fs.share_of(handle));
+    let bytes = size_of::<Ending>() + size_of::<Objects>();
+    lanes.submit_for(account, share, Length::Short, bytes, move |lane| {
+        let first = first.and_then(|handle| core.fs.getattr(lane, &handle).ok());
+        let answer = move |ending: Ending, second| {
+            let mut results = Vec::with_capacity(256);
+            put_not_begun(&mut results, ending.procedure, status, [first, second]);
+            ending.answer(status, &results);
+        };
+        let Some(second) = second else { return answer(ending, None) };
+        lane.leave(core.fs.share_of(&second), bytes, move |lane| {
+            let second = core.fs.getattr(lane, &second).ok();
+            answer(ending, second);
+        });
+    });
 }
 
 /// Carries a request out on its lane. What it leaves to be synced is synced elsewhere before it is answered.

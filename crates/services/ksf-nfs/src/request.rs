@@ -15,102 +15,27 @@ pub(crate) type Name = Box<[u8]>;
 /// A call that is to be carried out.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Getattr {
-        object: Handle,
-    },
-    Setattr {
-        object: Handle,
-        to: SetAttr,
-        guard: Option<Time>,
-    },
-    Lookup {
-        dir: Handle,
-        name: Name,
-    },
-    Access {
-        object: Handle,
-        wanted: u32,
-    },
-    Readlink {
-        link: Handle,
-    },
-    Read {
-        file: Handle,
-        offset: u64,
-        count: u32,
-    },
-    Write {
-        file: Handle,
-        offset: u64,
-        data: Chunk,
-        stable: Stable,
-    },
-    Create {
-        dir: Handle,
-        name: Name,
-        how: CreateHow,
-    },
-    Mkdir {
-        dir: Handle,
-        name: Name,
-        attr: SetAttr,
-    },
-    Symlink {
-        dir: Handle,
-        name: Name,
-        attr: SetAttr,
-        target: Box<[u8]>,
-    },
-    /// `None`: a type that MKNOD does not make.
-    Mknod {
-        dir: Handle,
-        name: Name,
-        node: Option<(Node, SetAttr)>,
-    },
-    Remove {
-        dir: Handle,
-        name: Name,
-    },
-    Rmdir {
-        dir: Handle,
-        name: Name,
-    },
-    Rename {
-        from: Handle,
-        from_name: Name,
-        to: Handle,
-        to_name: Name,
-    },
-    Link {
-        file: Handle,
-        dir: Handle,
-        name: Name,
-    },
-    Readdir {
-        dir: Handle,
-        cookie: u64,
-        verifier: u64,
-        count: u32,
-    },
-    Readdirplus {
-        dir: Handle,
-        cookie: u64,
-        verifier: u64,
-        names_bytes_max: u32,
-        count: u32,
-    },
-    Fsstat {
-        root: Handle,
-    },
-    Fsinfo {
-        root: Handle,
-    },
-    Pathconf {
-        object: Handle,
-    },
-    Commit {
-        file: Handle,
-    },
+    Getattr { object: Handle },
+    Setattr { object: Handle, to: SetAttr, guard: Option<Time> },
+    Lookup { dir: Handle, name: Name },
+    Access { object: Handle, wanted: u32 },
+    Readlink { link: Handle },
+    Read { file: Handle, offset: u64, count: u32 },
+    Write { file: Handle, offset: u64, data: Chunk, stable: Stable },
+    Create { dir: Handle, name: Name, how: CreateHow },
+    Mkdir { dir: Handle, name: Name, attr: SetAttr },
+    Symlink { dir: Handle, name: Name, attr: SetAttr, target: Box<[u8]> },
+    Mknod { dir: Handle, name: Name, node: Node, attr: SetAttr },
+    Remove { dir: Handle, name: Name },
+    Rmdir { dir: Handle, name: Name },
+    Rename { from: Handle, from_name: Name, to: Handle, to_name: Name },
+    Link { file: Handle, dir: Handle, name: Name },
+    Readdir { dir: Handle, cookie: u64, verifier: u64, count: u32 },
+    Readdirplus { dir: Handle, cookie: u64, verifier: u64, names_bytes_max: u32, count: u32 },
+    Fsstat { root: Handle },
+    Fsinfo { root: Handle },
+    Pathconf { object: Handle },
+    Commit { file: Handle },
 }
 
 /// Why a call is not carried out.
@@ -118,9 +43,12 @@ pub(crate) enum Request {
 pub(crate) enum Refusal {
     /// The arguments are not what the procedure declares: GARBAGE_ARGS.
     Garbage,
-    /// The procedure answers a status.
-    Status(Status),
+    /// The procedure answers a status, and the attributes of those of its objects whose handles are valid.
+    Status(Status, Box<Objects>),
 }
+
+/// The objects of a call, in the order of its arguments.
+pub(crate) type Objects = [Option<Handle>; 2];
 
 impl From<XdrError> for Refusal {
     fn from(_: XdrError) -> Self {
@@ -147,12 +75,18 @@ impl<'a> Arguments<'a> {
     /// Ends reading, and looks at the handle.
     fn end(self, handle: &[u8]) -> Result<Handle, Refusal> {
         self.r.finish()?;
-        decode(self.fs, handle)
+        self.fs.decode(handle).map_err(|error| Refusal::Status(status_of(error), Box::default()))
     }
-}
 
-fn decode(fs: &Fs, handle: &[u8]) -> Result<Handle, Refusal> {
-    fs.decode(handle).map_err(|error| Refusal::Status(error.kind().into()))
+    /// [`Arguments::end`] of two handles, which must be of one export.
+    fn end_with_two(self, first: &[u8], second: &[u8]) -> Result<[Handle; 2], Refusal> {
+        self.r.finish()?;
+        match [first, second].map(|handle| self.fs.decode(handle)) {
+            [Ok(first), Ok(second)] if first.export_id() == second.export_id() => Ok([first, second]),
+            [Ok(first), Ok(second)] => Err(Refusal::Status(Status::XDEV, Box::new([Some(first), Some(second)]))),
+            objects => Err(Refusal::Status(Status::BADHANDLE, Box::new(objects.map(Result::ok)))),
+        }
+    }
 }
 
 impl Request {
@@ -218,8 +152,12 @@ impl Request {
             }
             Procedure::Mknod => {
                 let (dir, name) = (a.handle()?, a.name()?);
-                let node = read_node(&mut a.r)?;
-                Self::Mknod { dir: a.end(dir)?, name, node }
+                let made = read_node(&mut a.r)?;
+                let dir = a.end(dir)?;
+                match made {
+                    Some((node, attr)) => Self::Mknod { dir, name, node, attr },
+                    None => return Err(Refusal::Status(Status::BADTYPE, Box::new([Some(dir), None]))),
+                }
             }
             Procedure::Remove => {
                 let (dir, name) = (a.handle()?, a.name()?);
@@ -232,11 +170,13 @@ impl Request {
             Procedure::Rename => {
                 let (from, from_name) = (a.handle()?, a.name()?);
                 let (to, to_name) = (a.handle()?, a.name()?);
-                Self::Rename { from: a.end(from)?, from_name, to: decode(fs, to)?, to_name }
+                let [from, to] = a.end_with_two(from, to)?;
+                Self::Rename { from, from_name, to, to_name }
             }
             Procedure::Link => {
                 let (file, dir, name) = (a.handle()?, a.handle()?, a.name()?);
-                Self::Link { file: a.end(file)?, dir: decode(fs, dir)?, name }
+                let [file, dir] = a.end_with_two(file, dir)?;
+                Self::Link { file, dir, name }
             }
             Procedure::Readdir => {
                 let (dir, cookie, verifier, count) = (a.handle()?, a.r.u64()?, a.r.u64()?, a.r.u32()?);
@@ -291,6 +231,12 @@ impl Request {
         }
     }
 
+    /// The objects that it names.
+    pub(crate) fn objects(&self) -> Objects {
+        let (first, second) = self.handles();
+        [Some(first.clone()), second.cloned()]
+    }
+
     /// Bytes of memory that it takes until it is carried out.
     pub(crate) fn bytes(&self) -> usize {
         let more = match self {
@@ -332,7 +278,7 @@ pub(crate) fn listing_bytes_max(transfer_bytes_max: u32) -> u32 {
 
 /// Two folders with their attributes before and after, or an object with its handle and its folder; and the entry of a change in the
 /// cache of duplicate requests, which has no other bound for what is under way.
-const FIXED_BYTES: usize = 512 + ENTRY_BYTES;
+pub(crate) const FIXED_BYTES: usize = 512 + ENTRY_BYTES;
 /// Longest target of a symbolic link that the kernel makes: PATH_MAX.
 const LINK_BYTES_MAX: usize = 4096;
 

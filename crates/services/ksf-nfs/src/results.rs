@@ -5,7 +5,7 @@ use std::ops::Range;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Access, Attr, Changed, Credential, Cursor, Detail, Entry, FileType, Found, Fs, FsError, Handle, Lane, Linked,
-    Listed, Renamed, Resize, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm,
+    Listed, Renamed, Resize, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm, Wcc,
 };
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{Answered, RpcReply};
@@ -175,11 +175,17 @@ impl Ran {
     }
 }
 
-/// Writes the results of a procedure that was not begun: its status, and no attributes.
-pub(crate) fn put_not_begun(out: &mut Vec<u8>, procedure: Procedure, status: Status) {
+/// Writes the results of a procedure that was not begun: its status, and the attributes of its objects.
+pub(crate) fn put_not_begun(
+    out: &mut Vec<u8>,
+    procedure: Procedure,
+    status: Status,
+    [first, second]: [Option<Attr>; 2],
+) {
+    let put_after = |out: &mut Vec<u8>, after| put_wcc(out, &Wcc { before: None, after });
     put_status(out, status);
-    let absent = match procedure {
-        Procedure::Null | Procedure::Getattr => 0,
+    match procedure {
+        Procedure::Null | Procedure::Getattr => {}
         Procedure::Setattr
         | Procedure::Write
         | Procedure::Create
@@ -188,12 +194,25 @@ pub(crate) fn put_not_begun(out: &mut Vec<u8>, procedure: Procedure, status: Sta
         | Procedure::Mknod
         | Procedure::Remove
         | Procedure::Rmdir
-        | Procedure::Commit => 2,
-        Procedure::Rename => 4,
-        Procedure::Link => 3,
-        _ => 1,
-    };
-    (0..absent).for_each(|_| out.put_bool(false));
+        | Procedure::Commit => put_after(out, first),
+        Procedure::Rename => {
+            put_after(out, first);
+            put_after(out, second);
+        }
+        Procedure::Link => {
+            put_post_op_attr(out, first.as_ref());
+            put_after(out, second);
+        }
+        Procedure::Lookup
+        | Procedure::Access
+        | Procedure::Readlink
+        | Procedure::Read
+        | Procedure::Readdir
+        | Procedure::Readdirplus
+        | Procedure::Fsstat
+        | Procedure::Fsinfo
+        | Procedure::Pathconf => put_post_op_attr(out, first.as_ref()),
+    }
 }
 
 /// Carries a request out, and writes its results. A READ is better carried out by [`read`].
@@ -246,11 +265,7 @@ pub(crate) fn run(
         Request::Symlink { dir, name, attr, target } => {
             return made(out, fs.symlink(lane, caller, dir, name, target, attr));
         }
-        Request::Mknod { node: None, .. } => {
-            put_not_begun(out, Procedure::Mknod, Status::BADTYPE);
-            Status::BADTYPE
-        }
-        Request::Mknod { dir, name, node: Some((node, attr)) } => {
+        Request::Mknod { dir, name, node, attr } => {
             return made(out, fs.mknod(lane, caller, dir, name, *node, attr));
         }
         Request::Remove { dir, name } => return changed(out, fs.remove(lane, caller, dir, name), |_, ()| ()),
@@ -534,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_failure_that_is_found_later_has_the_results_of_one_that_is_found_at_once() {
-        let of = |result| Changed { wcc: ksf_fs::Wcc::default(), result };
+        let of = |result| Changed { wcc: Wcc::default(), result };
         let put = |out: &mut Vec<u8>, number: u32| out.put_u32(number);
         let (mut later, mut at_once) = (Vec::new(), Vec::new());
         let ran = changed(&mut later, of(Ok(5)), put);

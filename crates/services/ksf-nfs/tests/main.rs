@@ -2,6 +2,7 @@
 
 mod coherence;
 mod common;
+mod failures;
 mod large_folder;
 mod local_user;
 mod media;

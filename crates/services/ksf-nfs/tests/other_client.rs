@@ -281,13 +281,12 @@ fn another_client_understands_errors_of_limits() {
     let how = createhow3::GUARDED(mode(0o640));
     let file = done(client.create(&CREATE3args { where_: named(&root, "file"), how })).obj.unwrap();
 
-    // Without attributes: a call on one export does not wait for the disk of another.
     let rename = RENAME3args { from: named(&root, "file"), to: named(&other, "file") };
     let (status, fail) = failed(client.rename(&rename));
-    assert_eq!((status, fail.todir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, false));
+    assert_eq!((status, fail.todir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
     let link = LINK3args { file: file.clone(), link: named(&other, "file") };
     let (status, fail) = failed(client.link(&link));
-    assert_eq!((status, fail.linkdir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, false));
+    assert_eq!((status, fail.linkdir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
 
     let offset = done(client.fsinfo(&root.clone().into())).maxfilesize;
     let (stable, data) = (stable_how::UNSTABLE, Opaque::borrowed(b"x"));

@@ -193,7 +193,7 @@ fn folders_links_and_nodes_are_made_and_removed() {
     }
     assert!(fs::metadata(place.path("folder/fifo")).unwrap().file_type().is_fifo());
     let (status, rest) = client.nfs(11, &[named(&folder, "x"), words(&[1])].concat());
-    assert_eq!((status, rest), (BADTYPE, words(&[0, 0])));
+    assert!(status == BADTYPE && wcc(&rest).after.is_some());
     // A hard link: attributes of the file, weak cache data of the folder.
     let file = client.create(&root, "file");
     let rest = client.done(15, &[handle(&file), named(&folder, "other")].concat());
@@ -458,7 +458,7 @@ fn names_that_cannot_be_are_refused_by_each_procedure() {
 }
 
 /// Arguments of each procedure but NULL that can be decoded, for an object and a name.
-fn arguments(object: &[u8]) -> Vec<(u32, Vec<u8>)> {
+pub(crate) fn arguments(object: &[u8]) -> Vec<(u32, Vec<u8>)> {
     let dir = named(object, "name");
     let target = {
         let mut args = [dir.clone(), mode(0o777)].concat();

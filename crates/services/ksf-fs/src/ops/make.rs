@@ -252,7 +252,10 @@ impl Fs {
         }
         let node = match self.node(lane, file) {
             Ok(node) => node,
-            Err(error) => return Linked { file: None, dir: Wcc::default(), result: Err(error) },
+            Err(error) => {
+                let after = self.node(lane, dir).ok().map(|node| node.attr);
+                return Linked { file: None, dir: Wcc { before: None, after }, result: Err(error) };
+            }
         };
         let changing = self.attrs.changing(file);
         let changed = self.change_folder(
