@@ -46,10 +46,31 @@ impl Fs {
             Ok(node) => node,
             Err(error) => return Changed::failed(error),
         };
-        let result = match guard {
-            Some(ctime) if ctime != node.attr.ctime => Err(ErrorKind::NotSync.into()),
-            _ => self.set(lane, credential, handle, (&node.descriptor, node.attr.file_type), to, resize),
+        let mut set = || {
+            if guard.is_some_and(|ctime| ctime != node.attr.ctime) {
+                return Err(ErrorKind::NotSync.into());
+            }
+            let call = self.begin(lane, credential, handle, true)?;
+            check(to)?;
+            if to.mode.is_some() && node.attr.file_type == FileType::Symlink {
+                return Err(ErrorKind::NotSupported.into());
+            }
+            let content = match to.size {
+                Some(_) => Some(self.content(lane, &call.caller, handle, Mode::Write)?),
+                None => None,
+            };
+            let change = || {
+                if let Some(file) = &content {
+                    match resize {
+                        Resize::Owner => permit(file, WRITE_BIT, &call.caller)?,
+                        Resize::Writer => access(file, WRITE_BIT)?,
+                    }
+                }
+                self.change(&node.descriptor, content.as_deref(), to)
+            };
+            Ok::<_, FsError>(lane.as_caller(&call.caller, change)??)
         };
+        let result = set();
         let after = self.node(lane, handle).ok().map(|node| node.attr);
         let before = self.before(&order, handle, &node.attr);
         drop(order);
@@ -61,37 +82,6 @@ impl Fs {
     pub fn set_ctime(&self, lane: &mut Lane, credential: &Credential, object: XattrOf<'_>) -> Result<(), FsError> {
         self.at_path(lane, credential, object, true, |path| rustix::fs::chown(path, None, None))?;
         self.owe_names(lane, object.handle())
-    }
-
-    /// Changes attributes of an object by a descriptor of it.
-    pub(super) fn set(
-        &self,
-        lane: &mut Lane,
-        credential: &Credential,
-        handle: &Handle,
-        (object, file_type): (&OwnedFd, FileType),
-        to: &SetAttr,
-        resize: Resize,
-    ) -> Result<(), FsError> {
-        let call = self.begin(lane, credential, handle, true)?;
-        check(to)?;
-        if to.mode.is_some() && file_type == FileType::Symlink {
-            return Err(ErrorKind::NotSupported.into());
-        }
-        let content = match to.size {
-            Some(_) => Some(self.content(lane, &call.caller, handle, Mode::Write)?),
-            None => None,
-        };
-        let change = || {
-            if let Some(file) = &content {
-                match resize {
-                    Resize::Owner => permit(file, WRITE_BIT, &call.caller)?,
-                    Resize::Writer => access(file, WRITE_BIT)?,
-                }
-            }
-            self.change(object, content.as_deref(), to)
-        };
-        Ok(lane.as_caller(&call.caller, change)??)
     }
 
     /// Changes attributes as the caller. `content`: the file open for writing, with a new size; the caller may write to it.
