@@ -9,6 +9,10 @@
 //! An entry is there only while no change of its object is under way, so the attributes in it are those of every moment at which it
 //! is there. A call that arrives after a reply left is therefore never answered with older attributes than that reply showed.
 //!
+//! The exception is a removal or a rename of a name for whose object the kernel gives no handle: all entries are forgotten after the
+//! change ([`AttrCache::changing_unknown`]) instead of before it, since calls that fail must not empty the cache. An entry of that object
+//! may be answered for this moment. The change is not answered before, so the second sentence holds here, too.
+//!
 //! The table has a fixed number of slots, and an object has one of them, by its inode. Objects that share a slot push each other
 //! out, and a change of one forgets the other: the cache then answers less than it could, and never anything wrong. The export
 //! has no part in the choice of the slot, so a change by the handle of one export forgets the entry of another export, too, which
@@ -63,7 +67,7 @@ impl AttrCache {
         self.begin(self.slot_of(handle).map_or(0..0, |at| at..at + 1))
     }
 
-    /// A change of an object begins whose handle is not known. This looks at every slot.
+    /// A change of an object begins, or has just been made, whose handle is not known. This looks at every slot.
     pub(crate) fn changing_unknown(&self) -> Changing<'_> {
         self.begin(0..self.slots.len())
     }
