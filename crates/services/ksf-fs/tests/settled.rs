@@ -2,7 +2,7 @@
 //! the machine is shown by `ksf-cli tests/mounted/power.rs`.
 
 use crate::common::{Served, on_lane, root};
-use ksf_fs::{CreateHow, ExportOptions, Lane, Node, Resize, SetAttr, SetTime, Squash, Stable, Time};
+use ksf_fs::{CreateHow, ExportOptions, Lane, Node, OpenHow, Resize, SetAttr, SetTime, Squash, Stable, Time};
 
 const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };
 const MODE: SetAttr = SetAttr { mode: Some(0o600), ..NONE };
@@ -46,6 +46,19 @@ fn settled(served: &Served, lane: &mut Lane) -> Vec<(&'static str, u64)> {
     count("setattr");
     fs.setattr(lane, root, &folder, &MODE, None, Resize::Owner).result.unwrap();
     count("setattr of a folder");
+    let write = OpenHow { write: true, ..OpenHow::READ };
+    let cut = OpenHow { truncate: true, ..write };
+    let (open, _) = fs.open(lane, root, &file, cut).unwrap();
+    count("open that cuts");
+    fs.create_open(lane, root, dir, b"file", (0o644, false), cut).result.unwrap();
+    count("create and open of a file that is there, cut");
+    fs.create_open(lane, root, dir, b"file", (0o644, false), write).result.unwrap();
+    count("create and open of a file that is there");
+    fs.create_open(lane, root, dir, b"opened", (0o644, true), write).result.unwrap();
+    count("create and open");
+    fs.setattr_open(lane, root, &open, &MODE).unwrap();
+    count("setattr of an open file");
+    fs.open(lane, root, &file, write).unwrap();
     fs.write(lane, root, &file, 0, b"unstable", Stable::Unstable).result.unwrap();
     fs.getattr(lane, &file).unwrap();
     fs.lookup(lane, root, dir, b"file").result.unwrap();
@@ -73,6 +86,12 @@ fn each_call_that_changes_names_or_attributes_brings_them_to_the_medium() {
             ("rmdir", 1),
             ("setattr", 1),
             ("setattr of a folder", 1),
+            ("open that cuts", 1),
+            // The directory, and the length of the file.
+            ("create and open of a file that is there, cut", 2),
+            ("create and open of a file that is there", 1),
+            ("create and open", 1),
+            ("setattr of an open file", 1),
             ("calls that change neither", 0),
         ];
         assert_eq!(settled(&Served::open_to_all(), lane), expected);
