@@ -5,9 +5,10 @@
 //! far up. Only the inode number found there decides: in a bind mount, the path of a directory that was moved out of the mount may
 //! look as if it lay below the root. The kernel returns no path above 4095 bytes; the check then goes up until it does.
 
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Mode as Permissions, OFlags, ResolveFlags, Statx};
+use rustix::fs::{AtFlags, Mode as Permissions, OFlags, RawDir, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
 
 use crate::attr::ASKED;
@@ -96,16 +97,50 @@ impl Look<'_> {
         let mut above = None;
         while levels > 0 {
             let step = levels.min(UP_MAX);
-            above = match go_up(above.as_ref().unwrap_or(folder), step) {
+            let at = above.as_ref().unwrap_or(folder);
+            above = match go_up(at, step) {
+                Err(Errno::XDEV) if step == levels => return self.is_covered_root_above(at, levels),
                 Err(Errno::XDEV) => return Ok(false),
                 next => Some(next?),
             };
             levels -= step;
         }
-        let Statx { stx_ino, stx_dev_major, stx_dev_minor, .. } =
-            rustix::fs::statx(above.as_ref().unwrap_or(folder), c"", AtFlags::EMPTY_PATH, ASKED)?;
-        Ok((stx_ino, (stx_dev_major, stx_dev_minor)) == self.root)
+        Ok(inode(above.as_ref().unwrap_or(folder))? == self.root)
     }
+
+    /// [`Look::is_root_above`] for a root with a mount on it.
+    fn is_covered_root_above(&self, folder: &OwnedFd, levels: usize) -> SysResult<bool> {
+        let above = match levels {
+            1 => None,
+            _ => match go_up(folder, levels - 1) {
+                Err(Errno::XDEV) => return Ok(false),
+                next => Some(next?),
+            },
+        };
+        let child = above.as_ref().unwrap_or(folder);
+        Ok((entry_up(self.process, child)?, inode(child)?.1) == (Some(self.root.0), self.root.1))
+    }
+}
+
+/// Number and device of an inode.
+fn inode(object: &OwnedFd) -> SysResult<(u64, (u32, u32))> {
+    let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
+    Ok((stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)))
+}
+
+/// The inode number of a directory's entry `..`, whatever is mounted there. File systems list it first, and ext4 anywhere in a directory of
+/// one block.
+fn entry_up(process: &OwnedFd, folder: &OwnedFd) -> SysResult<Option<u64>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(process, process_name(folder), flags, Permissions::empty())?;
+    let mut memory = [MaybeUninit::uninit(); 4096];
+    let mut entries = RawDir::new(folder, &mut memory);
+    while let Some(entry) = entries.next().transpose()? {
+        if entry.file_name() == c".." {
+            return Ok(Some(entry.ino()));
+        }
+    }
+    Ok(None)
 }
 
 fn place_of(root: &[u8], path: &[u8]) -> Place {

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::common::{Served, kind, on_lane, root, wait_until_old};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource, SetAttr, Squash};
-use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip};
+use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip, succeeds};
 
 /// Why a path cannot be exported beside those that are.
 fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
@@ -334,4 +334,65 @@ fn the_way_up_ends_at_the_root_of_the_export() {
         assert_eq!(kind(up(lane, &a.handle)), ErrorKind::Stale);
         assert_eq!(kind(up(lane, &b.handle)), ErrorKind::Stale);
     });
+}
+
+/// A directory that is a mount point, or not, with nothing mounted on it, another file system, or another directory. A mount on the
+/// root lies in the way up from the directories in it.
+#[test]
+fn the_way_up_ends_at_the_root_whatever_is_mounted_there() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        // By this path local programs reach what the mounts below hide.
+        fs::create_dir("/run/all").unwrap();
+        succeeds(&["mount", "--bind", "/run", "/run/all"]);
+        let covers: [&[&str]; 3] = [&[], &["mount", "-t", "tmpfs", "tmpfs"], &["mount", "--bind", "/tmp"]];
+        let mut number = 0;
+        for is_mount_point in [false, true] {
+            for cover in covers {
+                number += 1;
+                let data = format!("/run/data{number}");
+                fs::create_dir(&data).unwrap();
+                if is_mount_point {
+                    succeeds(&["mount", "-t", "tmpfs", "tmpfs", &data]);
+                }
+                fs::create_dir_all(format!("{data}/a/b/c")).unwrap();
+                let lane = &mut ksf_fs::Lane::attach().unwrap();
+                let mut layer = Fs::new(FsOptions::default()).unwrap();
+                let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+                let export = layer.add_export(data.as_ref(), "/run/state".as_ref(), options).unwrap();
+                let mut chain = vec![export.root().clone()];
+                for name in [b"a", b"b", b"c"] {
+                    let found = layer.lookup(lane, &root(), chain.last().unwrap(), name).result.unwrap();
+                    chain.push(found.handle);
+                }
+                if !cover.is_empty() {
+                    succeeds(&[cover, &[data.as_str()]].concat());
+                }
+                let what = format!("mount point {is_mount_point}, covered by {cover:?}");
+                let fileid = |lane: &mut ksf_fs::Lane, handle| layer.getattr(lane, handle).unwrap().fileid;
+                for depth in 0..chain.len() {
+                    let above = &chain[depth.saturating_sub(1)];
+                    let found = layer.lookup(lane, &root(), &chain[depth], b"..").result;
+                    let found = found.map(|found| (found.handle, found.attr.fileid));
+                    assert_eq!(found, Ok((above.clone(), fileid(lane, above))), "{what}, depth {depth}");
+                    let mut listed = None;
+                    let take = &mut |entry: ksf_fs::Entry<'_>| {
+                        listed = listed.or((entry.name == b"..").then_some(entry.fileid));
+                        true
+                    };
+                    let from = ksf_fs::Cursor::default();
+                    layer.list(lane, &root(), &chain[depth], from, ksf_fs::Detail::Handles, take).result.unwrap();
+                    assert_eq!(listed, Some(fileid(lane, above)), "{what}, depth {depth}");
+                }
+                if !is_mount_point {
+                    fs::rename(format!("/run/all/data{number}/a"), format!("/run/all/outside{number}")).unwrap();
+                    for handle in &chain[1..] {
+                        let up = layer.lookup(lane, &root(), handle, b"..").result;
+                        assert_eq!(kind(up), ErrorKind::Stale, "{what}, moved out");
+                    }
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

@@ -8,7 +8,7 @@ use crate::common::{Client, FIDS_MAX, Place, ROOT};
 use ksf::engine::EngineKind;
 use ksf_fs::Squash;
 use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_UID, Names, Reply, Request, SetStat, open_flag, qid_kind};
-use ksf_test::{is_root, root_or_skip, wait_until};
+use ksf_test::{is_root, own_run_or_skip, root_or_skip, succeeds, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -115,6 +115,26 @@ fn a_walk_goes_as_far_as_there_are_names() {
     client.walk(4, 6, "").unwrap();
     client.does(Request::Lopen { fid: 6, flags: 0 }).unwrap();
     serving.stop();
+}
+
+#[test]
+fn a_walk_up_ends_at_the_root_below_a_mount() {
+    let inside = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        let place = Place::new();
+        fs::create_dir_all(place.path("a/b")).unwrap();
+        let serving = place.serve();
+        let mut client = serving.client();
+        client.walk(ROOT, 1, "a/b").unwrap();
+        let [root, a] = ["", "a"].map(|name| fs::metadata(place.path(name)).unwrap().ino());
+        let export = place.path("");
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", export.to_str().unwrap()]);
+        let up = client.walk(1, 2, "../../..").unwrap();
+        assert_eq!(up.iter().map(|qid| qid.path).collect::<Vec<_>>(), [a, root, root]);
+        serving.stop();
+        succeeds(&["umount", export.to_str().unwrap()]);
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode as Permissions, OFlags, SeekFrom, StatVfs, fstatfs, fstatvfs, openat, seek};
+use rustix::io::Errno;
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
 use crate::attr::{Attr, FileType, Found, Seen};
@@ -113,7 +114,14 @@ impl Fs {
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
             let above = lane.as_caller(&call.caller, || self.with_room(call.export, || open_up(&node.descriptor)))?;
-            let above = above.map_err(name_error)?;
+            let above = match above {
+                // A mount is on the folder above: that may be the root.
+                Err(Errno::XDEV) if check_inside(&self.process, call.export, &node.descriptor).is_ok() => {
+                    let root = call.export.root();
+                    return Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr });
+                }
+                above => above.map_err(name_error)?,
+            };
             check_inside(&self.process, call.export, &above)?;
             return self.found(call.export, above, Mode::Path, None);
         }
