@@ -34,7 +34,13 @@ mod real;
 mod signals;
 mod table;
 mod watch;
+#[cfg(debug_assertions)]
+mod watched;
 
 /// All code that allocates runs with signals blocked, so no handler meets the lock of this allocator.
+#[cfg(not(debug_assertions))]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+#[cfg(debug_assertions)]
+#[global_allocator]
+static ALLOCATOR: watched::WatchedDlmalloc = watched::WatchedDlmalloc;

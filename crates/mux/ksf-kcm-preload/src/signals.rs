@@ -143,6 +143,16 @@ impl Blocked {
     }
 }
 
+/// True if no handler can interrupt this thread but for a [`SYNCHRONOUS`] signal.
+pub(crate) fn are_blocked() -> bool {
+    let mut now = Signals::default().to_set();
+    // SAFETY: the set is a value, and the signals exist.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
+        [libc::SIGUSR1, libc::SIGALRM, libc::SIGCHLD].iter().all(|signal| libc::sigismember(&now, *signal) == 1)
+    }
+}
+
 /// Blocks signals. Returns those that were.
 fn block() -> sigset_t {
     // For each call: quicker than adding those that are blocked.
