@@ -134,7 +134,10 @@ fn the_start_says_what_is_exported_and_how_it_is_mounted() {
     let path = place.export().canonicalize().unwrap();
     for part in [
         format!("ksf: nfs: export {} ro,squash=root,anon=65534:65534,clients=127.0.0.0/8", path.display()),
-        format!("mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} 127.0.0.1:{} /mnt", path.display()),
+        format!(
+            "mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port},mountproto=tcp 127.0.0.1:{} /mnt",
+            path.display()
+        ),
     ] {
         assert!(line.contains(&part), "no {part} in {line}");
     }

@@ -98,7 +98,7 @@ test "$(stat -c %s shared)" = 2
 
 step "/many: a cold directory"
 mkdir /many
-mount.nfs "10.0.2.2:$MANY" /many -o "vers=3,tcp,nolock,port=$PORT,mountport=$PORT"
+mount.nfs "10.0.2.2:$MANY" /many -o "vers=3,tcp,nolock,port=$PORT,mountport=$PORT,mountproto=tcp"
 ls -U /many | LC_ALL=C sort | cmp - names-of-many
 umount /many
 

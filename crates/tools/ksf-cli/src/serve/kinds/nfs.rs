@@ -138,7 +138,10 @@ fn mount_line(address: SocketAddr, path: &Path) -> String {
         SocketAddr::V6(address) => format!("[{}]", address.ip()),
     };
     let port = address.port();
-    format!("mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port} {host}:{} /mnt", path.display())
+    format!(
+        "mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port},mountproto=tcp {host}:{} /mnt",
+        path.display()
+    )
 }
 
 /// The greatest READ and WRITE that fit into messages.
@@ -227,9 +230,9 @@ mod tests {
     #[test]
     fn the_line_to_mount_is_one_that_can_be_typed() {
         for (address, wanted) in [
-            ("127.0.0.1:2049", "port=2049,mountport=2049 127.0.0.1:/srv/a /mnt"),
-            ("[::1]:7", "port=7,mountport=7 [::1]:/srv/a /mnt"),
-            ("0.0.0.0:7", "port=7,mountport=7 SERVER:/srv/a /mnt"),
+            ("127.0.0.1:2049", "port=2049,mountport=2049,mountproto=tcp 127.0.0.1:/srv/a /mnt"),
+            ("[::1]:7", "port=7,mountport=7,mountproto=tcp [::1]:/srv/a /mnt"),
+            ("0.0.0.0:7", "port=7,mountport=7,mountproto=tcp SERVER:/srv/a /mnt"),
         ] {
             let line = mount_line(address.parse().unwrap(), Path::new("/srv/a"));
             assert_eq!(line, format!("mount -t nfs -o vers=3,tcp,nolock,{wanted}"));
