@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   what a machine may lack   skip, root_or_skip, program_or_skip, two_cpus_or_skip, working
-//!   a place of its own        own_network, in_new_network, Folder, on_cpu
+//!   a place of its own        own_network, in_new_network, Folder, image_or_skip, on_cpu
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
 //!   file servers            files (random steps beside a plain directory, trees)
@@ -13,6 +13,7 @@
 pub mod alloc;
 pub mod compile;
 mod cpu;
+mod disk;
 mod effort;
 pub mod files;
 mod folder;
@@ -26,6 +27,7 @@ pub mod stream;
 mod wait;
 
 pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
+pub use disk::{image_or_skip, mount_image};
 pub use effort::effort;
 pub use folder::{Folder, folder, install, keeps_absent_names, reads_at_once, repository};
 pub use helper::{Helper, is_helper, listen, say};

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ksf_test::{own_run_or_skip, program_or_skip, skip, succeeds, wait_until};
+use ksf_test::{image_or_skip, mount_image, own_run_or_skip, program_or_skip, skip, succeeds, wait_until};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 pub(crate) const IMAGE_BYTES: u64 = 16 << 20;
@@ -54,7 +54,7 @@ impl Disk {
     }
 
     fn mount(&self) {
-        succeeds(&["mount", "-o", "loop,nodiscard", &self.image, DISK]);
+        mount_image(self.image.as_ref(), DISK.as_ref());
     }
 
     /// Drops all that is in memory alone.
@@ -76,18 +76,10 @@ pub(crate) fn data(name: &str) -> PathBuf {
 /// Mounts a new file system of 512 MiB, which takes the memory of what is written; `None`: the test is skipped, because there is no
 /// program to make it or no such file system in the kernel.
 pub(crate) fn other_disk(kind: &str, options: &[&str]) -> Option<Disk> {
-    let mkfs = program_or_skip(&format!("mkfs.{kind}"))?;
-    if !fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.trim() == kind) {
-        skip(format_args!("needs a kernel with {kind}"));
-        return None;
-    }
     let image = format!("/run/{kind}");
-    File::create(&image).unwrap().set_len(512 << 20).unwrap();
-    succeeds(&[&[mkfs.to_str().unwrap(), "-q"], options, &[&image]].concat());
     fs::create_dir_all(DISK).unwrap();
-    let disk = Disk { image };
-    disk.mount();
-    Some(disk)
+    image_or_skip(kind, options, image.as_ref(), 512, DISK.as_ref())?;
+    Some(Disk { image })
 }
 
 /// A file system whose medium takes nothing more once the image is sealed.

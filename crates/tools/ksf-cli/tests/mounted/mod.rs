@@ -18,9 +18,9 @@ use std::time::Duration;
 use crate::support::export::Place;
 use crate::support::{Server, engines};
 use guest::{Guest, server, server_at, server_with};
-use images::{cold_directory_or_skip, mount_or_skip};
+use images::cold_directory_or_skip;
 use ksf_lab::{Lab, turn};
-use ksf_test::{installed_or_skip, own_run_or_skip, program_or_skip, root_or_skip, succeeds};
+use ksf_test::{image_or_skip, installed_or_skip, own_run_or_skip, program_or_skip, root_or_skip, succeeds};
 use rustix::process::Signal;
 
 /// Root's handles outlive the server, which reads /usr for the guests.
@@ -55,7 +55,7 @@ fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     let Some(()) = own_run_or_skip("a file system of its own") else { return };
     let (place, place_9p) = (Place::new(), Place::new());
     for (place, kind) in [&place, &place_9p].into_iter().zip(file_system.into_iter().cycle()) {
-        let Some(()) = mount_or_skip(kind, &[], &place.0.path("disk"), 2048, &place.export()) else { return };
+        let Some(()) = image_or_skip(kind, &[], &place.0.path("disk"), 2048, &place.export()) else { return };
     }
     let Some(many) = cold_directory_or_skip(&place) else { return };
     let engines = engines();
