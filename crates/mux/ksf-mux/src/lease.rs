@@ -273,8 +273,8 @@ mod tests {
     impl Source for NoSource {
         type Message = MessageBatch;
 
-        fn is_same(&self, _: &Self) -> bool {
-            true
+        fn key(&self) -> usize {
+            0
         }
 
         fn ordered_queue(&self) -> Option<&OrderedQueue<MessageBatch>> {

@@ -16,7 +16,7 @@
 //! takes beyond the message it works on (R2P2's JBSQ, ATC'19), room for short messages beside long ones (Persephone,
 //! SOSP'21).
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, RwLock};
 
@@ -25,8 +25,13 @@ pub trait Source: Clone {
     /// A message.
     type Message;
 
+    /// Number of the connection. No other connection has it while this value exists.
+    fn key(&self) -> usize;
+
     /// True for the same connection.
-    fn is_same(&self, other: &Self) -> bool;
+    fn is_same(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
 
     /// Set where messages are worked on one at a time, in their order.
     fn ordered_queue(&self) -> Option<&OrderedQueue<Self::Message>>;
@@ -191,24 +196,31 @@ struct Class<S: Source> {
 
 struct ClassState<S: Source> {
     running: usize,
-    /// By connection; these take turns.
-    parked: VecDeque<(S, VecDeque<S::Message>)>,
+    /// Connections with parked messages, each once; they take turns.
+    turns: VecDeque<S>,
+    /// Their messages, by [`Source::key`].
+    parked: HashMap<usize, VecDeque<S::Message>>,
 }
 
 impl<S: Source> ClassState<S> {
     fn park(&mut self, source: S, message: S::Message) {
-        match self.parked.iter_mut().find(|(parked, _)| parked.is_same(&source)) {
-            Some((_, messages)) => messages.push_back(message),
-            None => self.parked.push_back((source, VecDeque::from([message]))),
+        let messages = self.parked.entry(source.key()).or_default();
+        if messages.is_empty() {
+            self.turns.push_back(source);
         }
+        messages.push_back(message);
     }
 
     /// The next message that was parked.
     fn unpark(&mut self) -> Option<Entry<S>> {
-        let (source, mut messages) = self.parked.pop_front()?;
+        let source = self.turns.pop_front()?;
+        let key = source.key();
+        let messages = self.parked.get_mut(&key)?;
         let message = messages.pop_front()?;
-        if !messages.is_empty() {
-            self.parked.push_back((source.clone(), messages));
+        if messages.is_empty() {
+            self.parked.remove(&key);
+        } else {
+            self.turns.push_back(source.clone());
         }
         Some((source, message))
     }
@@ -251,7 +263,7 @@ impl<S: Source> Scheduler<S> {
     pub fn new(class_caps: &[usize]) -> Self {
         let class = |cap: &usize| Class {
             cap: (*cap).max(1),
-            state: Mutex::new(ClassState { running: 0, parked: VecDeque::new() }),
+            state: Mutex::new(ClassState { running: 0, turns: VecDeque::new(), parked: HashMap::new() }),
         };
         Self {
             workers: RwLock::new(Vec::new()),
@@ -546,7 +558,9 @@ impl<S: Source> Scheduler<S> {
         drop(turns);
         self.queued.fetch_sub(rereads.len() + parked.len(), Ordering::SeqCst);
         for class in &self.classes {
-            lock(&class.state).parked.clear();
+            let mut state = lock(&class.state);
+            state.turns.clear();
+            state.parked.clear();
         }
     }
 

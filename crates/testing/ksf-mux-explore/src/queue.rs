@@ -176,8 +176,8 @@ impl Connection {
 impl Source for Arc<Connection> {
     type Message = MessageBatch;
 
-    fn is_same(&self, other: &Self) -> bool {
-        Self::ptr_eq(self, other)
+    fn key(&self) -> usize {
+        Self::as_ptr(self).addr()
     }
 
     fn ordered_queue(&self) -> Option<&OrderedQueue<MessageBatch>> {

@@ -32,8 +32,8 @@ struct Message {
 impl Source for Handle {
     type Message = Message;
 
-    fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    fn key(&self) -> usize {
+        self.0.index
     }
 
     fn ordered_queue(&self) -> Option<&OrderedQueue<Message>> {

@@ -28,8 +28,8 @@ static NEVER: Throttle = Throttle::new();
 impl Source for Peer {
     type Message = u32;
 
-    fn is_same(&self, other: &Self) -> bool {
-        self.name == other.name
+    fn key(&self) -> usize {
+        self.name.into()
     }
 
     fn ordered_queue(&self) -> Option<&OrderedQueue<u32>> {
@@ -402,6 +402,62 @@ fn connections_take_turns_below_a_cap() {
         scheduler.finish(Some(&worker), &FREE, Some(0));
     }
     assert_eq!(order, [100, 101, 110, 102, 103]);
+}
+
+#[test]
+fn parking_takes_the_same_steps_however_many_connections_are_parked() {
+    #[derive(Clone)]
+    struct Counted<'a> {
+        name: usize,
+        looks: &'a std::cell::Cell<usize>,
+        parked: &'a Parked<usize>,
+    }
+
+    impl Source for Counted<'_> {
+        type Message = usize;
+
+        fn key(&self) -> usize {
+            self.looks.set(self.looks.get() + 1);
+            self.name
+        }
+
+        fn ordered_queue(&self) -> Option<&OrderedQueue<usize>> {
+            None
+        }
+
+        fn class(&self, _: &usize) -> Option<usize> {
+            Some(0)
+        }
+
+        fn is_throttled(&self) -> bool {
+            false
+        }
+
+        fn parked(&self) -> &Parked<usize> {
+            self.parked
+        }
+    }
+
+    const CONNECTIONS: usize = 1000;
+    let (looks, parked) = (std::cell::Cell::new(0), Parked::default());
+    let scheduler = Scheduler::new(&[1]);
+    let worker = scheduler.join();
+    let peers: Vec<_> = (0..CONNECTIONS).map(|name| Counted { name, looks: &looks, parked: &parked }).collect();
+    for round in 0..2 {
+        peers.iter().for_each(|peer| _ = scheduler.push(None, peer, [round]));
+    }
+    let mut order = Vec::new();
+    while order.len() < 2 * CONNECTIONS {
+        let mut lease = VecDeque::new();
+        scheduler.take(&worker, 1, &mut lease);
+        let Taken { source, message, class, .. } = lease.pop_front().unwrap();
+        order.push((message, source.name));
+        // All others are parked.
+        assert!(matches!(scheduler.take(&worker, 1, &mut lease), Take::Nothing));
+        scheduler.finish(None, &source, class);
+    }
+    assert!(order.is_sorted(), "they do not take turns");
+    assert!(looks.get() <= 8 * CONNECTIONS, "{} looks at connections", looks.get());
 }
 
 #[test]
