@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ksf::listener::ListenAddr;
@@ -42,17 +43,19 @@ fn of_inet(address: SocketAddr, udp: bool) -> Vec<(u64, u32)> {
     let tables = if udp { ["udp", "udp6"] } else { ["tcp", "tcp6"] };
     tables
         .iter()
-        .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
+        .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
         .flat_map(|text| inet_holders(&text, address, udp))
         .collect()
 }
 
-/// Inodes of the sockets with this path. The table does not have their owners: `u32::MAX`.
+/// Inodes of the sockets with this path, and the owner of the path: the table does not have those of the sockets. `u32::MAX`: not
+/// known.
 fn of_unix(path: &Path) -> Vec<(u64, u32)> {
-    let text = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let text = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
+    let owner = fs::symlink_metadata(path).map_or(u32::MAX, |metadata| metadata.uid());
     text.lines()
         .filter(|line| line.split_whitespace().nth(7).is_some_and(|at| Path::new(at) == path))
-        .filter_map(|line| Some((line.split_whitespace().nth(6)?.parse().ok()?, u32::MAX)))
+        .filter_map(|line| Some((line.split_whitespace().nth(6)?.parse().ok()?, owner)))
         .collect()
 }
 
@@ -72,7 +75,7 @@ fn describe(inodes: &[(u64, u32)]) -> String {
     }
 }
 
-/// Inode and owner of every socket of a table of /proc/net that stands in the way of `address`.
+/// Inode and owner of every socket of a table of /proc/PID/net that stands in the way of `address`.
 fn inet_holders(table: &str, address: SocketAddr, udp: bool) -> Vec<(u64, u32)> {
     const TCP_LISTEN: &str = "0A";
     table
@@ -137,15 +140,17 @@ fn holder_of(inode: u64) -> Option<Holder> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use ksf_test::own_network;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use std::io::IoSlice;
     use std::mem::MaybeUninit;
     use std::net::{TcpListener, UdpSocket};
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::os::unix::net::UnixStream;
 
     #[test]
     fn this_process_is_found_on_its_own_ports() {
+        own_network();
         let me = format!("(pid {})", std::process::id());
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(describe_inet(tcp.local_addr().unwrap(), false).contains(&me));
@@ -156,25 +161,25 @@ pub(crate) mod tests {
         assert!(describe_inet(address, false).contains(&me));
     }
 
-    /// A listener as a killed server may leave it: the kernel alone has the socket, here on its way between two processes. Dropping the
+    /// Leaves a listener as a killed server may: the kernel alone has the socket, here on its way between two processes. Dropping the
     /// streams releases it.
-    pub(crate) fn left_behind() -> (ListenAddr, [UnixStream; 2]) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = ListenAddr::Tcp(listener.local_addr().unwrap());
+    pub(crate) fn leave_behind(listener: OwnedFd) -> [UnixStream; 2] {
         let (to, from) = UnixStream::pair().unwrap();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [listener.as_fd()];
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         sendmsg(&to, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
-        (address, [to, from])
+        [to, from]
     }
 
     #[test]
     fn socket_that_no_process_has_is_not_held() {
+        own_network();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(is_held(&ListenAddr::Tcp(listener.local_addr().unwrap())));
-        let (address, streams) = left_behind();
+        let address = ListenAddr::Tcp(listener.local_addr().unwrap());
+        assert!(is_held(&address));
+        let streams = leave_behind(listener.into());
         assert!(!is_held(&address));
         drop(streams);
     }

@@ -183,21 +183,72 @@ fn check_passed(passed: &Passed) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ksf_services::echo::Echo;
+    use ksf_test::{Folder, Helper, is_helper, own_network, run};
     use std::cell::Cell;
     use std::os::fd::OwnedFd;
+    use std::os::unix::fs::chown;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::process::CommandExt as _;
+    use std::sync::Arc;
 
     #[test]
     fn address_of_a_killed_server_is_awaited_and_one_in_use_is_not() {
-        let (address, streams) = busy::tests::left_behind();
-        let streams = Cell::new(Some(streams));
-        let release = || drop(streams.take());
-        check_until_released(|| listener::check(&address), || busy::is_held(&address), release).unwrap();
+        own_network();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = ListenAddr::Tcp(listener.local_addr().unwrap());
+        awaits_release(&address, listener.into());
 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = ListenAddr::Tcp(listener.local_addr().unwrap());
         let waits = || panic!("it waits for a server that runs");
         let checked = check_until_released(|| listener::check(&address), || busy::is_held(&address), waits);
         assert!(matches!(checked, Err(Error::AddrInUse { .. })), "{checked:?}");
+    }
+
+    /// Checks an address whose listener the kernel alone has, and releases at the first pause.
+    fn awaits_release(address: &ListenAddr, listener: OwnedFd) {
+        let streams = Cell::new(Some(busy::tests::leave_behind(listener)));
+        let release = || drop(streams.take());
+        check_until_released(|| listener::check(address), || busy::is_held(address), release).unwrap();
+        assert!(streams.take().is_none(), "it was not busy");
+    }
+
+    /// Only root sees the processes of others. A user knows a socket by the owner of its path.
+    #[test]
+    fn path_of_a_killed_server_is_awaited_and_replaced_by_any_user() {
+        let folder = Folder::new();
+        // Only the owner may look where this program lies.
+        let copy = folder.path("program");
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let mut command = Helper::command_of(&copy, "serve::sockets::tests::helper_replaces_a_path");
+        command.env("TMPDIR", folder.path("")).current_dir("/");
+        if rustix::process::geteuid().is_root() {
+            chown(folder.path(""), Some(65_534), Some(65_534)).unwrap();
+            command.uid(65_534).gid(65_534);
+        }
+        assert!(run(&mut command).contains("1 passed"));
+    }
+
+    #[test]
+    #[ignore = "a part of the test above"]
+    fn helper_replaces_a_path() {
+        if !is_helper() {
+            return;
+        }
+        let folder = Folder::new();
+        let path = folder.path("socket");
+        let address = ListenAddr::Unix(path.clone());
+        let listener = UnixListener::bind(&path).unwrap();
+        let waits = || panic!("it waits for a server that runs");
+        let checked = check_until_released(|| listener::check(&address), || busy::is_held(&address), waits);
+        assert!(matches!(checked, Err(Error::AddrInUse { .. })), "{checked:?}");
+        awaits_release(&address, listener.into());
+        assert!(path.exists(), "the dead server's");
+        let builder = ksf::Server::builder().engine(EngineKind::Epoll).listen(address, Arc::new(Echo), None);
+        let server = builder.start().unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(server);
     }
 
     #[test]
