@@ -18,8 +18,9 @@
 //! the other end is not read, either, until it has taken some, and the service is told ([`Upstream::Room`]). Every wait
 //! has an end: `connect_timeout_ms`, `send_timeout_ms`, `upstream_timeout_ms`.
 //!
-//! An exchange that ends before TCP has taken all bytes that were passed on ends with a reset: the backend must not take the end of
-//! the stream for that of the request.
+//! The service says whether the exchange is over when it hangs up ([`HangUp`]). One that is not over, also because its connection
+//! ends, and one with bytes that TCP has not taken end with a reset: the backend must not take the end of the stream for that of
+//! the request.
 
 use std::net::SocketAddr;
 
@@ -93,13 +94,19 @@ pub enum ExchangeRequest {
     },
     /// Bytes for the other end.
     Pass(Chunk),
-    /// The exchange is over.
-    HangUp {
-        /// The connection may serve another one.
-        keep: bool,
-    },
-    /// The exchange will not be over: the connection is reset.
-    Abandon,
+    /// The exchange ends.
+    HangUp(HangUp),
+}
+
+/// How an exchange ends for the other server. With bytes that TCP has not taken it ends with a reset in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangUp {
+    /// Both ends agree that it is over: the connection may serve another one.
+    Keep,
+    /// It is over, and so is the connection.
+    Close,
+    /// It is not over: the other server sees a reset, and takes no part of a request for a whole one.
+    Reset,
 }
 
 /// What a shard has to do for exchanges in this turn.

@@ -10,7 +10,7 @@ use ksf::deferred::Deferred;
 use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::outgoing::Upstream;
+use ksf::outgoing::{HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 
@@ -46,7 +46,7 @@ impl Service for Asks {
 
     fn upstream(&self, (): &mut (), (): &mut (), event: Upstream, reply: &mut Reply<'_>) {
         let Upstream::Received(answer) = event else { return };
-        reply.hang_up(false);
+        reply.hang_up(HangUp::Close);
         let answer = answer.to_vec();
         if answer.starts_with(b"block") {
             reply.block(answer.len(), |deferred| deferred.reply(answer));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::{Wire, counter};
 use ksf::CloseReason;
 use ksf::limits::Limits;
-use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
+use ksf::outgoing::{ExchangeRequest, Failure, HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf_proto::http1::unchunked;
 use ksf_services::http::Proxy;
@@ -80,8 +80,9 @@ impl Meeting {
                     self.hung_up = None;
                 }
                 ExchangeRequest::Pass(bytes) => self.passed.extend_from_slice(&bytes),
-                ExchangeRequest::HangUp { keep } => assert_eq!(self.hung_up.replace(keep), None, "hung up twice"),
-                ExchangeRequest::Abandon => assert_eq!(self.hung_up.replace(false), None, "hung up twice"),
+                ExchangeRequest::HangUp(how) => {
+                    assert_eq!(self.hung_up.replace(how == HangUp::Keep), None, "hung up twice")
+                }
                 other => panic!("{other:?}"),
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ksf::CloseReason;
 use ksf::connection::Connection;
 use ksf::env::Env;
-use ksf::outgoing::{ExchangeRequest, Upstream};
+use ksf::outgoing::{ExchangeRequest, HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf_proto::http1::{Body, BodyLength, Request, Response, forward_request, forward_response, head_bytes, unchunked};
 use ksf_services::http::{PageServer, Proxy};
@@ -198,8 +198,9 @@ fn carry_out(connection: &mut Connection, env: &mut Env, met: &mut Met) {
                 met.passed.last_mut().expect("dialed first").0.extend_from_slice(&bytes);
                 connection.passed(bytes.len(), env);
             }
-            ExchangeRequest::HangUp { keep } => met.passed.last_mut().expect("dialed first").1 = Some(keep),
-            ExchangeRequest::Abandon => met.passed.last_mut().expect("dialed first").1 = Some(false),
+            ExchangeRequest::HangUp(how) => {
+                met.passed.last_mut().expect("dialed first").1 = Some(how == HangUp::Keep);
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -53,7 +53,7 @@ impl Far {
         match (order, far) {
             (ExchangeRequest::Dial { .. }, far) => *far = Some(Self::new(random)),
             (ExchangeRequest::Pass(bytes), Some(far)) => far.passed.extend_from_slice(&bytes),
-            (ExchangeRequest::HangUp { .. } | ExchangeRequest::Abandon, far @ Some(_)) => *far = None,
+            (ExchangeRequest::HangUp(_), far @ Some(_)) => *far = None,
             (order, None) => return Err(format!("{order:?} without an exchange")),
             (order, _) => return Err(format!("an unknown order: {order:?}")),
         }

@@ -12,7 +12,7 @@ use ksf::files::{File, FileRange, NoFileReplies};
 use ksf::framing::{Frame, Framing, LengthPrefix};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::Limits;
-use ksf::outgoing::Upstream;
+use ksf::outgoing::{HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf::service::SessionState;
 use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, Turn, Unlogged};
@@ -315,14 +315,14 @@ impl Service for Scripted {
             Upstream::Received(bytes) => {
                 asking.answer.extend_from_slice(&bytes);
                 if asking.answer.len() >= expected.len() {
-                    reply.hang_up(asking.attempts == 1);
+                    reply.hang_up(if asking.attempts == 1 { HangUp::Keep } else { HangUp::Close });
                     self.give_answer(std::mem::take(&mut asking.answer), reply);
                     client.asking = None;
                 }
             }
             Upstream::Failed(_) | Upstream::Ended if asking.attempts < ATTEMPTS_MAX => self.ask(asking, reply),
             Upstream::Failed(_) | Upstream::Ended => {
-                reply.hang_up(false);
+                reply.hang_up(HangUp::Close);
                 self.give_answer(expected, reply);
                 client.asking = None;
             }

@@ -26,7 +26,7 @@ use crate::engine::Reading;
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::{Limits, SomeTime, Time};
-use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, Upstream};
+use crate::outgoing::{Exchange, ExchangeRequest, ExchangeWork, HangUp, Upstream};
 use crate::output::{Output, SendBatch, Spares};
 use crate::pool::Chunk;
 use crate::service::{ConnKey, EXPECTED_REPLY_BYTES, Peer, Refused, ReplyEnd, Service, SessionState};
@@ -640,7 +640,7 @@ impl Connection {
         self.drop_held(env);
         if std::mem::take(&mut self.exchange).open {
             // What the other end sends is not told to the service any more.
-            let request = ExchangeRequest::Abandon;
+            let request = ExchangeRequest::HangUp(HangUp::Reset);
             env.exchange_work.push(ExchangeWork::Request { from: self.key, request });
         }
         self.close(CloseReason::Panicked, env);

@@ -11,7 +11,7 @@ use crate::framing::Framing;
 use crate::gates::{Gate, GateSet};
 use crate::listener::DatagramPeer;
 use crate::logged::{After, Logged, Mode, Named, Sends, Unlogged};
-use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, NoOutgoing};
+use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, HangUp, NoOutgoing};
 use crate::output::{Output, ReplyStart};
 use crate::pool::Chunk;
 use crate::service::{Pieces, SessionState};
@@ -459,23 +459,13 @@ impl<M: Sends> Reply<'_, M> {
         Ok(())
     }
 
-    /// Ends the exchange. `keep`: the connection may serve another one, because both ends agree that this one is over.
-    /// A kept one with unsent bytes is closed all the same.
-    pub fn hang_up(&mut self, keep: bool) {
-        self.end_exchange(ExchangeRequest::HangUp { keep });
-    }
-
-    /// Ends an exchange that is not over: the other server sees a reset, and takes no part of a request for a whole one.
-    pub fn abandon(&mut self) {
-        self.end_exchange(ExchangeRequest::Abandon);
-    }
-
-    fn end_exchange(&mut self, request: ExchangeRequest) {
+    /// Ends the exchange.
+    pub fn hang_up(&mut self, how: HangUp) {
         if let Target::Stream { key: from, .. } = self.said.target
             && self.said.exchange.open
         {
             self.said.exchange = Exchange { hold: self.said.exchange.hold, ..Exchange::default() };
-            self.env.exchange_work.push(ExchangeWork::Request { from, request });
+            self.env.exchange_work.push(ExchangeWork::Request { from, request: ExchangeRequest::HangUp(how) });
         }
     }
 

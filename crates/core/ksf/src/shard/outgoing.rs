@@ -10,7 +10,7 @@ use crate::engine::{Engine, Reading};
 use crate::env::Env;
 use crate::error::CloseReason;
 use crate::limits::Time;
-use crate::outgoing::{ExchangeRequest, ExchangeWork, Failure, Upstream};
+use crate::outgoing::{ExchangeRequest, ExchangeWork, Failure, HangUp, Upstream};
 use crate::output::{Output, SendBatch};
 use crate::pool::Chunk;
 use crate::service::{COPY_BYTES_MAX, ConnKey};
@@ -248,8 +248,7 @@ impl<E: Engine> Shard<E> {
                     self.dial(from, to, reuse)
                 }
                 ExchangeWork::Request { from, request: ExchangeRequest::Pass(bytes) } => self.pass(from, bytes),
-                ExchangeWork::Request { from, request: ExchangeRequest::HangUp { keep } } => self.hang_up(from, keep),
-                ExchangeWork::Request { from, request: ExchangeRequest::Abandon } => self.abandon(from),
+                ExchangeWork::Request { from, request: ExchangeRequest::HangUp(how) } => self.hang_up(from, how),
                 ExchangeWork::Deliver { to, by, event } => self.deliver(to, by, event),
                 ExchangeWork::Room { to, by } => {
                     if self.upstream_of(to) == Some(by)
@@ -274,7 +273,7 @@ impl<E: Engine> Shard<E> {
     }
 
     fn dial(&mut self, from: ConnKey, to: SocketAddr, reuse: bool) {
-        self.hang_up(from, false);
+        self.hang_up(from, HangUp::Close);
         // What was passed on before may have filled the connection that is hung up, and the next one is not that.
         match self.served(from) {
             Some((owner, env)) => owner.set_full(false, env),
@@ -377,24 +376,17 @@ impl<E: Engine> Shard<E> {
         }
     }
 
-    fn abandon(&mut self, from: ConnKey) {
-        let upstream = self.open_conn(from).and_then(|owner| owner.upstream);
-        if let Some((outgoing, _)) = upstream.and_then(|upstream| self.outgoing(upstream)) {
-            outgoing.is_cut_short = true;
-        }
-        self.hang_up(from, false);
-    }
-
-    fn hang_up(&mut self, from: ConnKey, keep: bool) {
+    fn hang_up(&mut self, from: ConnKey, how: HangUp) {
         let Some(upstream) = self.open_conn(from).and_then(|owner| owner.upstream.take()) else { return };
         let (now, idle_max, draining) = (self.env.now, self.env.limits.upstreams_idle_max, self.draining.is_some());
         let Some((outgoing, _)) = self.outgoing(upstream) else { return };
         outgoing.owner = None;
+        outgoing.is_cut_short |= how == HangUp::Reset;
         outgoing.last_activity = now;
         outgoing.paused = false;
         outgoing.full = false;
         let (to, clean) = (outgoing.to, outgoing.is_clean());
-        if keep && clean && !draining && self.idle.get(&to).map_or(0, Vec::len) < idle_max {
+        if how == HangUp::Keep && clean && !draining && self.idle.get(&to).map_or(0, Vec::len) < idle_max {
             self.idle.entry(to).or_default().push(upstream);
         } else {
             self.release(upstream.index, CloseReason::Service);

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
-use ksf::outgoing::{Failure, Upstream};
+use ksf::outgoing::{Failure, HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf::service::EXPECTED_REPLY_BYTES;
 use ksf::stats::Counter;
@@ -245,11 +245,11 @@ impl Proxy {
         if exchange.request.minor > 0 && exchange.is_until_close() {
             reply.bytes(LAST_CHUNK);
         }
-        if request_over {
-            reply.hang_up(exchange.backend_keeps_alive && in_step);
-        } else {
-            reply.abandon();
-        }
+        reply.hang_up(match exchange.backend_keeps_alive && in_step {
+            _ if !request_over => HangUp::Reset,
+            true => HangUp::Keep,
+            false => HangUp::Close,
+        });
         reply.hold(false);
         client.reader.finish_request();
         if exchange.keep_alive {
@@ -285,7 +285,7 @@ impl Proxy {
 
     /// Tells the client, if nothing of an answer was passed on, and closes.
     fn give_up(&self, client: &mut ProxyClient, status: u16, reply: &mut Reply<'_>) {
-        reply.abandon();
+        reply.hang_up(HangUp::Reset);
         let begun = matches!(&client.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         client.exchange = None;
         if begun {
@@ -461,14 +461,14 @@ impl Service for Proxy {
             // Half a request will never be whole; for a whole one the client still reads.
             Upstream::ClientEnded if conn.reader.is_mid_body() => {
                 conn.cut_short();
-                reply.abandon();
+                reply.hang_up(HangUp::Reset);
             }
             _ => {}
         }
     }
 
     fn refuse(&self, (): &mut (), conn: &mut ProxyClient, reason: CloseReason, reply: &mut Reply<'_>) {
-        reply.abandon();
+        reply.hang_up(HangUp::Reset);
         let begun = matches!(&conn.exchange, Some(Exchange { answer: Answer::Body(_), .. }));
         conn.exchange = None;
         let counts: &WorkerCounts = self.counts.of(reply.shard());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::*;
 use crate::engine::HEAD_BYTES;
-use crate::outgoing::{ExchangeFull, Upstream};
+use crate::outgoing::{ExchangeFull, HangUp, Upstream};
 use crate::pool::Chunk;
 use crate::service::EXPECTED_REPLY_BYTES;
 
@@ -42,7 +42,7 @@ impl Service for PassesOn {
 
     fn upstream(&self, (): &mut (), _: &mut bool, event: Upstream, reply: &mut Reply<'_>) {
         if matches!(event, Upstream::Ended) {
-            reply.hang_up(false);
+            reply.hang_up(HangUp::Close);
         }
     }
 }
