@@ -437,8 +437,7 @@ impl Server {
         let mut result = Ok(());
         for shard in &mut self.shards {
             if let Some(thread) = shard.thread.take() {
-                let ended = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-                result = result.and(ended);
+                result = result.and(thread.join().expect("a panic of the thread aborts the process"));
             }
         }
         // The shards accept nothing more. All at the same time: one that takes long leaves no time to those behind it.

@@ -18,7 +18,6 @@ mod sockets;
 mod spin;
 mod workers;
 
-use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -258,8 +257,7 @@ fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
         .collect();
     let mut result = Ok(());
     for (name, drain) in drains {
-        let ended = drain.and_then(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        match ended {
+        match drain.and_then(|thread| thread.join().expect("a panic of the thread aborts the process")) {
             Ok(Drained { tasks_left: 0 }) => {}
             Ok(Drained { tasks_left }) => {
                 say(&format_args!("{name}: {tasks_left} tasks did not end within drain_timeout_ms and are cut off"));
