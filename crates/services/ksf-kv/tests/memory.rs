@@ -201,7 +201,7 @@ fn fill(apart: &Apart, size: Size) {
 #[test]
 fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
     let mut all: Vec<Driven> = Vec::new();
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let mut apart = Apart::start(engine);
         if all.is_empty() {
             all = table::all(TRIED, |commands| apart.converse(commands));
@@ -255,7 +255,7 @@ fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
 /// The same with every request of HTTP.
 #[test]
 fn clients_that_ask_by_http_and_do_not_read_take_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let mut apart = Apart::start(engine);
         fill(&apart, LONG);
         apart.note_idle();
@@ -282,7 +282,7 @@ fn clients_that_ask_by_http_and_do_not_read_take_no_more_than_is_stated() {
 
 #[test]
 fn what_sessions_keep_is_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort() {
         let mut apart = Apart::start(engine);
         apart.note_idle();
         let value = "x".repeat(400 << 10);

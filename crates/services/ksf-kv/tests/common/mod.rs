@@ -34,6 +34,7 @@ pub(crate) fn engines_of_effort() -> Vec<EngineKind> {
 pub(crate) struct Serving {
     pub(crate) server: Server,
     service: Arc<Kv>,
+    limits: Limits,
 }
 
 impl Serving {
@@ -84,9 +85,9 @@ impl Serving {
         let disk = Disk::open(folder, options).unwrap();
         let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
         let service = Arc::new(kv);
-        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits);
+        let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits.clone());
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
-        Self { server, service }
+        Self { server, service, limits }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -98,7 +99,9 @@ impl Serving {
         Client::new(self.address())
     }
 
+    /// Does not wait for clients that are still open, which have read what they wanted.
     pub(crate) fn stop(self) {
+        self.server.set_limits(&Limits { linger_timeout_ms: 0, ..self.limits }.into());
         self.server.drain().unwrap();
         drop(self.service);
     }
