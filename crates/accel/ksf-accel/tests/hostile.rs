@@ -385,7 +385,7 @@ const ADDRESSES: [&str; 4] = ["127.0.0.1:8000", "[::1]:8000", "0.0.0.0:8000", "[
 #[test]
 fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
     let Some(()) = own_network() else { return };
-    for level in [Level::SkLookup, Level::ClassicBpf] {
+    side_by_side([Level::SkLookup, Level::ClassicBpf], |level| {
         let holder = start_at(level);
         let library = Library::hello(&holder);
         for address in ADDRESSES {
@@ -406,13 +406,13 @@ fn a_rule_ends_with_its_socket_whatever_shared_memory_says() {
             }
             wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
         }
-    }
+    });
 }
 
 #[test]
 fn a_rule_ends_with_the_program_that_is_killed_or_runs_another() {
     let Some(()) = own_network() else { return };
-    for level in [Level::SkLookup, Level::ClassicBpf] {
+    side_by_side([Level::SkLookup, Level::ClassicBpf], |level| {
         let holder = start_at(level);
         for address in ADDRESSES {
             for end in ["exec", "kill"] {
@@ -427,7 +427,7 @@ fn a_rule_ends_with_the_program_that_is_killed_or_runs_another() {
                 wait_until("it is forgotten", || holder.status().unwrap().listeners.is_empty());
             }
         }
-    }
+    });
 }
 
 #[test]

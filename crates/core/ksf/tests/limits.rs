@@ -78,8 +78,7 @@ fn a_service_refuses_connections() {
 
 #[test]
 fn limits_change_while_the_server_runs() {
-    own_network();
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let service = Recorder::new(LINES, Order::Requests);
         let server = all_shards(engine, ANY, Limits::default(), service);
         let line = [&[b'x'; 5000][..], b"\n"].concat();
@@ -99,14 +98,13 @@ fn limits_change_while_the_server_runs() {
         server.set_limits(&Limits { idle_timeout_ms: 20, ..Limits::default() }.into());
         expect_end(&mut idle);
         until_count(&server, "closed_idle_timeout", 1);
-    }
+    });
 }
 
 /// Each of two listeners of one service has limits of its own; a third has those of the server.
 #[test]
 fn listeners_have_limits_of_their_own() {
-    own_network();
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let service = Recorder::new(LINES, Order::Requests);
         let any = || ANY.parse().unwrap();
         let all = Limits { message_bytes_max: 3000, connections_max: 4, ..Limits::default() };
@@ -145,7 +143,7 @@ fn listeners_have_limits_of_their_own() {
         wait_until("all are there", || server.connections() == 4);
         expect_end(&mut to(2));
         drop((more, three));
-    }
+    });
 }
 
 #[test]
@@ -236,9 +234,8 @@ fn sixty_four_writers_of_a_mebibyte_all_finish() {
 /// Peers that fill the memory and say nothing more are closed one after the other; the others are served.
 #[test]
 fn when_memory_is_short_who_does_not_go_on_is_closed() {
-    own_network();
     const HOGS: usize = 6;
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let limits = Limits { assembly_bytes_max: 256 << 10, pressure_timeout_ms: 1000, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Recorder::new(LINES, Order::Requests));
         let mut hogs: Vec<_> = (0..HOGS).map(|_| connect(&server)).collect();
@@ -251,15 +248,14 @@ fn when_memory_is_short_who_does_not_go_on_is_closed() {
         let closed = count(&server, "closed_memory_limit");
         assert_eq!(count(&server, "closed_total"), closed, "{engine}");
         ask(&mut peer, b"still here\n", b"still here\n");
-    }
+    });
 }
 
 /// Silent peers were read eight at a time, a second each, and everybody else waited for them.
 #[test]
 fn silent_peers_do_not_keep_others_waiting() {
-    own_network();
     const HOGS: usize = 100;
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let patient = Limits {
             assembly_bytes_max: 1 << 20,
             pressure_timeout_ms: PATIENCE.as_millis() as u64,
@@ -281,7 +277,7 @@ fn silent_peers_do_not_keep_others_waiting() {
         assert!(closed > ksf::budget::PASSES as u64, "{engine}: {closed} were closed");
         assert!(closed < HOGS as u64, "{engine}: those that keep little may stay");
         drop(hogs);
-    }
+    });
 }
 
 /// Nothing stops the sender of datagrams: above the limit they are dropped, and counted.
@@ -373,8 +369,7 @@ fn the_maximum_is_the_servers_not_the_shards() {
 /// A process of its own, because descriptors belong to the process.
 #[test]
 fn without_descriptors_peers_are_refused_and_service_goes_on() {
-    own_network();
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let mut helper =
             Helper::start("limits::helper_with_few_descriptors", &[("KSF_TEST_ENGINE", engine.name().into())]);
         let at = helper.hear().parse().unwrap();
@@ -402,7 +397,7 @@ fn without_descriptors_peers_are_refused_and_service_goes_on() {
         wait_until("accepting resumes", || is_served(&mut connect_to(at)));
         helper.tell("end");
         assert_eq!(helper.hear(), "ended");
-    }
+    });
 }
 
 #[test]

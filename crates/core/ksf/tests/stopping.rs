@@ -204,15 +204,14 @@ impl<W: Read + Write> Draining<W> {
 
 #[test]
 fn connections_during_a_drain_are_refused() {
-    own_network();
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let service = Recorder::new(LINES, Order::Requests);
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let (at, waits) = (addr(&server), connect(&server));
         // What is refused while the last handshakes are waited for is asked again by TCP, a second later.
         let again = || std::net::TcpStream::connect_timeout(&at, PATIENCE);
         draining(engine, server, &service, waits).refuses(again);
-    }
+    });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use ksf::limits::Limits;
 /// What the kernel answers is activity of which user space sees nothing.
 #[test]
 fn a_connection_the_kernel_answers_is_not_idle() {
-    const IDLE: Duration = Duration::from_secs(1);
+    const IDLE: Duration = Duration::from_millis(300);
     on_each(|spoken, engine| {
         let idle = |time: Duration| Limits { idle_timeout_ms: time.as_millis() as u64, ..Limits::default() };
         let rig = Rig::start_with(spoken, engine, "127.0.0.1:0", idle(PATIENCE));

@@ -97,17 +97,17 @@ fn unread(client: &TcpStream) -> usize {
 /// The kernel half answers a client that does not read, until TCP is full and user space takes over.
 #[test]
 fn a_slow_reader_misses_nothing() {
-    const ROUNDS: usize = 60;
+    let rounds = effort(20, 60);
     const PIECE: usize = 7001;
     const ONE_BY_ONE: usize = 4 * PIECE;
     /// More than the send buffer of an assisted connection, the out-queue and the client's receive buffer hold.
     const MESSAGE: usize = 6 << 20;
     let Some(()) = root_or_skip("eBPF") else { return };
-    let bytes = pattern(MESSAGE + ROUNDS * 1000, 3);
+    let bytes = pattern(MESSAGE + rounds * 1000, 3);
     for engine in engines() {
         in_new_network(|| {
             let rig = Rig::start(Spoken::Echo, engine);
-            for round in 0..ROUNDS {
+            for round in 0..rounds {
                 let mut client = rig.connect();
                 rustix::net::sockopt::set_socket_recv_buffer_size(&client, 64 << 10).unwrap();
                 let message = &bytes[round * 997..][..MESSAGE + round];
@@ -143,7 +143,7 @@ fn a_slow_reader_misses_nothing() {
                 let state = rig.state();
                 assert!(got == message, "round {round}: {} of {}, wrong {wrong:?}, {state}", got.len(), message.len());
             }
-            assert!(rig.counter("segments_answered") > ROUNDS as u64);
+            assert!(rig.counter("segments_answered") > rounds as u64);
             assert!(rig.server_counter("reads_paused") > 0);
             rig.end();
         });

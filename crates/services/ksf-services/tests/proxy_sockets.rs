@@ -16,7 +16,7 @@ use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf_services::http::Proxy;
 use ksf_test::stream::{be_patient, connect, expect_end, expect_reset, read_exactly, read_rest, reset};
-use ksf_test::{PATIENCE, pattern, wait_until};
+use ksf_test::{PATIENCE, pattern, side_by_side, wait_until};
 use socket2::{Domain, Socket, Type};
 
 /// What one turn receives at most: every slot of a shard.
@@ -566,7 +566,7 @@ fn a_client_that_dies_takes_its_backends_connection_with_it() {
 
 #[test]
 fn kept_connections_are_few_and_end() {
-    for engine in engines() {
+    side_by_side(engines(), |engine| {
         let (ended, ends) = std::sync::mpsc::channel::<usize>();
         let asked = Arc::new(AtomicUsize::new(0));
         let all = Arc::clone(&asked);
@@ -598,5 +598,5 @@ fn kept_connections_are_few_and_end() {
         }
         // Not a limit on speed: the first three did not wait for this.
         assert!(begun.elapsed() > Duration::from_millis(2_500), "{engine}: nothing was kept");
-    }
+    });
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   what a machine may lack   skip, root_or_skip, program_or_skip, two_cpus_or_skip, working
-//!   a place of its own        own_network, in_new_network, Folder, image_or_skip, on_cpu
+//!   a place of its own        own_network, in_new_network, side_by_side, Folder, image_or_skip, on_cpu
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
 //!   file servers            files (random steps beside a plain directory, trees)
@@ -33,7 +33,7 @@ pub use folder::{Folder, folder, install, keeps_absent_names, reads_at_once, rep
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{
     FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, network_on_two_cpus_or_skip,
-    own_network, own_network_or_skip, own_run_or_skip, sysctl, tc, veth,
+    own_network, own_network_or_skip, own_run_or_skip, side_by_side, sysctl, tc, veth,
 };
 pub use process::{Lines, Running, is_alive, run, signal, stderr, stdout, succeeds};
 pub use random::{Random, TestRandom, pattern};

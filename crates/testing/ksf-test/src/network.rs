@@ -57,6 +57,18 @@ pub fn in_new_network<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
+/// Runs a test that waits for each of these side by side, in networks of their own.
+pub fn side_by_side<T: Send>(all: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    thread::scope(|scope| {
+        let test = &test;
+        let run = |one| scope.spawn(move || in_new_network(|| test(one)));
+        let running: Vec<_> = all.into_iter().map(run).collect();
+        for result in running.into_iter().map(|test| test.join()) {
+            result.unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
+}
+
 /// True if [`own_network`] makes one.
 pub fn may_have_networks() -> bool {
     is_root()

@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
 
 use crate::support::{Folder, Server, engines};
 use ksf_test::rpc;
@@ -108,14 +109,18 @@ fn served(server: &Server, spoken: &Spoken) -> TcpStream {
     peer
 }
 
-/// Has a backend, and tries this on every engine.
-fn on_every_engine(limits: &str, act: impl Fn(Server)) {
+/// Has a backend, and tries this on every engine, side by side.
+fn on_every_engine(limits: &str, act: impl Fn(Server) + Sync) {
     let backend = serve(TcpListener::bind("127.0.0.1:0").unwrap(), answer_heads);
-    for engine in engines() {
-        let folder = Folder::new();
-        let server = start(&folder, engine, backend, limits);
-        act(server);
-    }
+    thread::scope(|scope| {
+        for engine in engines() {
+            let act = &act;
+            scope.spawn(move || {
+                let folder = Folder::new();
+                act(start(&folder, engine, backend, limits));
+            });
+        }
+    });
 }
 
 #[test]

@@ -78,10 +78,8 @@ fn is_hard(xid: u32) -> bool {
 /// Runs `test` for each service on each base engine of this machine, in a network namespace of its own.
 pub(crate) fn on_each(test: impl Fn(Spoken, EngineKind) + Sync) {
     let Some(()) = root_or_skip("eBPF") else { return };
-    for engine in engines() {
-        for spoken in [Spoken::Echo, Spoken::Rpc] {
-            in_new_network(|| test(spoken, engine));
-        }
+    for spoken in [Spoken::Echo, Spoken::Rpc] {
+        side_by_side(engines(), |engine| test(spoken, engine));
     }
 }
 
