@@ -22,8 +22,8 @@ enum Expected {
 }
 use Expected::{Output, Record};
 
-/// Name, command, and what it prints; one machine runs them in this order. The kernel is Debian's, and has no AF_KCM
-/// while its module is not loaded.
+/// Name, command, and what it prints; one machine runs them in this order, but for those that run beside others. The kernel is
+/// Debian's, and has no AF_KCM while its module is not loaded.
 const CHECKS: [(&str, &str, Expected); 9] = [
     ("another kernel runs the contract", "ksf kcm-run -- contract 2>/dev/null", Record("ours.txt")),
     ("another kernel runs processes", "ksf kcm-run -- processes 2>/dev/null", Record("ours_processes.txt")),
@@ -74,14 +74,27 @@ const CHECKS: [(&str, &str, Expected); 9] = [
     ),
 ];
 
+/// Loads the module, when all commands before have ended.
+const LOADS: usize = 4;
+
 /// Ends the output of each command, with its status.
 const END: &str = "--- status ";
 
+/// The commands, those that wait most (contract) beside the others of their half.
+fn script() -> String {
+    let one = |(number, (_, command, _)): (usize, &(&str, &str, Expected))| {
+        let beside = if command.ends_with("contract 2>/dev/null") { " &" } else { "" };
+        let wait = if number + 1 == LOADS { "wait\n" } else { "" };
+        format!("{{ if {command}; then echo '{END}0'; else echo \"{END}$?\"; fi; }} >/said-{number}{beside}\n{wait}")
+    };
+    let commands: String = CHECKS.iter().enumerate().map(one).collect();
+    let said: String = (0..CHECKS.len()).map(|number| format!(" /said-{number}")).collect();
+    format!("{commands}wait\ncat{said}\n")
+}
+
 /// The module of AF_KCM where modprobe finds it, and ksf installed, with the programs for AF_KCM.
 fn machine(folder: &Folder) -> Lab {
-    let commands =
-        CHECKS.map(|(_, command, _)| format!("if {command}; then echo '{END}0'; else echo \"{END}$?\"; fi\n"));
-    let lab = Lab::script(commands.concat()).tool("modprobe");
+    let lab = Lab::script(script()).tool("modprobe").tool("cat");
     let lab = lab.file(built(), "/usr/bin/ksf").file(built_library(), format!("/usr/lib/ksf/{LIBRARY}"));
     let lab = PROGRAMS.iter().fold(lab, |lab, (source, _)| {
         lab.file(compile(folder, source), format!("/bin/{}", source.trim_end_matches(".c")))
