@@ -7,9 +7,6 @@ use std::path::Path;
 use ksf_fuzz::{TARGETS, nfs_calls, ninep_requests};
 use ksf_test::{Random, TestRandom, effort};
 
-/// Mutants of each corpus file. Always the same ones: a finding can be repeated.
-const MUTANTS: u32 = 300;
-
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../fuzz/corpus").join(target);
     let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
@@ -52,7 +49,7 @@ fn corpora_cut_short() {
     for (name, check) in TARGETS {
         for (file, bytes) in corpus(name) {
             println!("{file}");
-            for len in 0..bytes.len().min(512) {
+            for len in (0..bytes.len().min(512)).step_by(effort(3, 1)) {
                 check(&bytes[..len]);
             }
         }
@@ -66,7 +63,8 @@ fn mutants_of_the_corpora() {
         for (at, (file, bytes)) in files.iter().enumerate() {
             println!("{file}");
             let (_, other) = &files[(at + 1) % files.len()];
-            for seed in 1..=MUTANTS {
+            // Always the same ones: a finding can be repeated.
+            for seed in 1..=effort(60, 300) {
                 check(&mutant(bytes, other, seed));
             }
         }
@@ -85,7 +83,7 @@ fn random_requests_of_9p() {
 }
 
 fn random_inputs(check: fn(&[u8]), mut random: TestRandom) {
-    for _ in 0..effort(5_000, 500_000) {
+    for _ in 0..effort(1_500, 500_000) {
         let length = random.within(8..=400);
         check(&(0..length).map(|_| random.bits() as u8).collect::<Vec<_>>());
     }
