@@ -16,7 +16,7 @@ use rustix::net::sockopt::set_socket_linger;
 
 use self::bound::slot_bytes;
 use crate::support::export::{Calls, Place, opaque};
-use crate::support::{Folder, Server, engines, ksf, value};
+use crate::support::{Folder, Server, engines_of_effort, ksf, value};
 
 #[path = "../../../services/ksf-kv/tests/common/bound.rs"]
 mod bound;
@@ -238,7 +238,7 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\n";
 
 #[test]
 fn the_demo_server_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(0) {
         let page = ["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0"];
         let page = start(&[&page[..], &["--body-bytes", &REPLY_BYTES.to_string()]].concat());
         let request = http("GET", "/").repeat(4);
@@ -251,7 +251,7 @@ fn the_demo_server_takes_no_more_than_is_stated() {
 #[test]
 fn the_proxy_takes_no_more_than_is_stated() {
     have_short_sockets();
-    for engine in engines() {
+    for engine in engines_of_effort(1) {
         let length = REPLY_BYTES.to_string();
         let page =
             Server::start(&["serve", "demo", "-e", engine, "-k", "-a", "127.0.0.1:0", "--body-bytes", &length], 1);
@@ -285,7 +285,7 @@ fn a_proxy_whose_backend_does_not_read_takes_no_more_than_is_stated() {
         ("POST", [post.as_bytes(), &vec![b'x'; REPLY_BYTES]].concat()),
         ("pipelined requests", http("GET", "/").repeat(20_000)),
     ];
-    for engine in engines() {
+    for engine in engines_of_effort(2) {
         for (what, request) in &requests {
             let backend = silent_backend();
             let address = backend.local_addr().unwrap().to_string();
@@ -305,7 +305,7 @@ fn a_proxy_whose_backend_does_not_read_takes_no_more_than_is_stated() {
 
 #[test]
 fn echo_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(3) {
         for workers in [&[][..], &["--workers", "2"]] {
             let server = start(&[&["kecho", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
             let request = vec![b'x'; 1 << 20];
@@ -318,7 +318,7 @@ fn echo_takes_no_more_than_is_stated() {
 
 #[test]
 fn work_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(4) {
         for workers in ["", "workers = 2\n"] {
             let folder = Folder::new();
             let file = folder.write(
@@ -345,7 +345,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
 
 #[test]
 fn rpc_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(5) {
         for workers in [&[][..], &["--workers", "2"]] {
             let server = start(&[&["krpc2", "--engine", engine, "--listen", "tcp:127.0.0.1:0"], workers].concat());
             let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
@@ -359,7 +359,7 @@ fn rpc_takes_no_more_than_is_stated() {
 
 #[test]
 fn nfs_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(6) {
         let place = Place::new();
         std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
         let server = place.start(engine, ",squash=all,anon=0:0", &LIMITS);
@@ -395,7 +395,7 @@ fn nfs_takes_no_more_than_is_stated() {
 
 #[test]
 fn ninep_takes_no_more_than_is_stated() {
-    for engine in engines() {
+    for engine in engines_of_effort(7) {
         let place = Place::new();
         std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
         let server = place.start_kind("9p", 0, engine, ",squash=all,anon=0:0", &LIMITS);
@@ -447,7 +447,7 @@ fn ninep_takes_no_more_than_is_stated() {
 #[test]
 fn the_store_takes_no_more_than_is_stated() {
     have_short_sockets();
-    for engine in engines() {
+    for engine in engines_of_effort(8) {
         let folder = Folder::new();
         let data = folder.path("store");
         let args = ["store", "--engine", engine, "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--data"];

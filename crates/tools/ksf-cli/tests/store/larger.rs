@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{connect, kill};
 use crate::store::client::command;
-use crate::support::{Folder, Server, engines, first_cpu};
+use crate::support::{Folder, Server, engines_of_effort, first_cpu};
 
 const VALUES: usize = 1_000;
 const VALUE_BYTES: usize = 100_000;
@@ -35,7 +35,7 @@ fn value(number: usize) -> Vec<u8> {
 
 #[test]
 fn a_store_larger_than_its_memory_survives_kill_9_and_takes_no_more_than_it_may() {
-    for engine in engines() {
+    for engine in engines_of_effort(0) {
         let folder = Folder::new();
         let data = folder.path("store");
         let server = start(engine, &data);

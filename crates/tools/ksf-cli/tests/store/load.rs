@@ -7,7 +7,7 @@ use ksf_test::{Running, stdout};
 use rustix::process::Signal;
 
 use super::{connect, kill, start};
-use crate::support::{Folder, Server, engines, ksf, run, stderr, wait_until};
+use crate::support::{Folder, Server, engines, engines_of_effort, ksf, run, stderr, wait_until};
 
 /// `ksf load kv` with words split at blanks; its JSON.
 fn load(server: &Server, options: &str, status: i32) -> serde_json::Value {
@@ -24,7 +24,7 @@ fn audit(server: &Server, journal: &Path, status: i32) -> serde_json::Value {
 
 #[test]
 fn every_reply_of_the_store_is_right() {
-    for engine in engines() {
+    for engine in engines_of_effort(1) {
         let folder = Folder::new();
         let server = start(engine, &folder.path("store"), &[]);
         for options in [

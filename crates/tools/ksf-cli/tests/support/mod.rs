@@ -56,6 +56,13 @@ pub(crate) fn engines() -> Vec<&'static str> {
     })
 }
 
+/// One of them by turns, so that neighbouring tests take another; in a soak all. For what a service does on each: that the engines
+/// work alike, tests of `ksf` show.
+pub(crate) fn engines_of_effort(turn: usize) -> Vec<&'static str> {
+    let all = engines();
+    ksf_test::effort(vec![all[turn % all.len()]], all)
+}
+
 /// Has the command run under a seccomp filter that refuses io_uring, as containers do.
 pub(crate) fn without_io_uring(command: &mut Command) {
     use std::os::unix::process::CommandExt;
