@@ -118,7 +118,9 @@ fn the_command_line_tool_returns_what_the_program_returned() {
     assert!(messages.contains("reboot: Power down"), "{messages}");
 }
 
+/// What a panic is told by, `src/evaluate.rs` tests without a machine.
 #[test]
+#[ignore = "soak: boots a machine"]
 fn a_panic_is_an_error_with_the_kernels_reason() {
     let Some(_turn) = turn() else { return };
     // The kernel panics when its first process ends.
@@ -171,27 +173,43 @@ fn what_cannot_be_set_up_is_named() {
 
     let error = Lab::new("/bin/true").device("no-such-device").run().unwrap_err();
     assert!(matches!(&error, Error::Qemu { messages, .. } if messages.contains("no-such-device")), "{error}");
+}
 
+#[test]
+#[ignore = "soak: boots a machine"]
+fn a_program_that_cannot_be_run_is_named() {
+    let Some(_turn) = turn() else { return };
     let dir = Dir::new("setup");
     let error = Lab::new(dir.file("text", "not executable\n")).run().unwrap_err();
     let Error::Setup { what, .. } = &error else { panic!("{error}") };
     assert_eq!(what, "cannot run /lab/text: Permission denied");
 }
 
-#[test]
-fn qemu_ends_with_its_handle_and_with_the_process_that_started_it() {
-    let Some(_turn) = turn() else { return };
-    let dir = Dir::new("orphan");
-    // A device's file is open exactly as long as QEMU lives, and QEMU locks it.
+/// A disk for a machine. A device's file is open exactly as long as QEMU lives, and QEMU locks it.
+fn disk(dir: &Dir) -> (PathBuf, String) {
     let disk = dir.file("disk", &"\0".repeat(512 * 64));
     let drive = format!("file={},format=raw,if=none,id=disk", disk.display());
+    (disk, drive)
+}
 
+#[test]
+#[ignore = "soak: boots a machine"]
+fn qemu_ends_with_its_handle() {
+    let Some(_turn) = turn() else { return };
+    let dir = Dir::new("handle");
+    let (disk, drive) = disk(&dir);
     let lab = Lab::script("echo up\nwhile :; do :; done").qemu_arguments(["-drive", &drive]);
     let vm = lab.spawn().unwrap();
     assert!(is_open(&disk), "the machine runs, with its disk");
     drop(vm);
     assert!(!is_open(&disk), "a dropped machine is gone");
+}
 
+#[test]
+fn qemu_ends_with_the_process_that_started_it() {
+    let Some(_turn) = turn() else { return };
+    let dir = Dir::new("orphan");
+    let (disk, drive) = disk(&dir);
     let script = dir.file("hang.sh", "#!/bin/sh\necho up\nwhile :; do :; done\n");
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_ksf-lab"))
