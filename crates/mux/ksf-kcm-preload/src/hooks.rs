@@ -510,6 +510,8 @@ fn before_handler<T>(handler: sighandler_t) -> Option<T> {
     const SIG_HOLD: sighandler_t = 2;
     if ![libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD].contains(&handler) {
         keeper::start_before_handler();
+        #[cfg(debug_assertions)]
+        crate::signals::HAS_HANDLERS.store(true, std::sync::atomic::Ordering::Relaxed);
     }
     None
 }

@@ -14,6 +14,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use ksf_interpose::errno::errno;
+#[cfg(debug_assertions)]
+use ksf_interpose::errno::set_errno;
 use ksf_interpose::{Handlers, Signals};
 use ksf_mux::kcm::KcmSocketError;
 use libc::{pollfd, sigset_t};
@@ -143,14 +145,31 @@ impl Blocked {
     }
 }
 
-/// True if no handler can interrupt this thread but for a [`SYNCHRONOUS`] signal.
-pub(crate) fn are_blocked() -> bool {
-    let mut now = Signals::default().to_set();
-    // SAFETY: the set is a value, and the signals exist.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
-        [libc::SIGUSR1, libc::SIGALRM, libc::SIGCHLD].iter().all(|signal| libc::sigismember(&now, *signal) == 1)
+/// The process has installed a handler.
+#[cfg(debug_assertions)]
+pub(crate) static HAS_HANDLERS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// True if a handler may interrupt this thread, but for one of a [`SYNCHRONOUS`] signal.
+#[cfg(debug_assertions)]
+pub(crate) fn may_come() -> bool {
+    if !HAS_HANDLERS.load(std::sync::atomic::Ordering::Relaxed) {
+        return false;
     }
+    let (mut all, mut now) = (Signals::default().to_set(), Signals::default().to_set());
+    // SAFETY: the sets are values.
+    unsafe {
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
+    }
+    let held_back = SYNCHRONOUS.iter().fold(Signals::of(&now), |set, signal| set.with(*signal));
+    if Signals::of(&all).without(held_back).is_empty() {
+        return false;
+    }
+    // The caller may have set it for the program.
+    let before = errno();
+    let handlers = Handlers::of_process();
+    set_errno(before);
+    [handlers.restarting, handlers.ending].into_iter().any(|signals| !signals.without(held_back).is_empty())
 }
 
 /// Blocks signals. Returns those that were.

@@ -5,12 +5,12 @@ use std::os::fd::BorrowedFd;
 
 use dlmalloc::GlobalDlmalloc;
 
-use crate::signals::are_blocked;
+use crate::signals::may_come;
 
 pub(crate) struct WatchedDlmalloc;
 
 fn check() {
-    if !are_blocked() {
+    if may_come() {
         // SAFETY: whatever the program has there takes the message or fails.
         let stderr = unsafe { BorrowedFd::borrow_raw(2) };
         let _ = rustix::io::write(stderr, b"ksf kcm-run: memory is allocated while a handler may come\n");
