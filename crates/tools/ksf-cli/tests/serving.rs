@@ -7,7 +7,6 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::export::Place;
 use crate::support::{Folder, PATIENCE, Server, ksf, run, stderr, value, wait_until};
 use ksf_test::stream::{self, datagrams};
 use ksf_test::{Running, rpc};
@@ -166,29 +165,34 @@ fn without_a_wish_a_server_listens_on_loopback_only() {
     assert!(first.contains("tcp 127.0.0.1:62049"), "{first}");
 }
 
-/// What listens where if no address is given: a service without authentication on loopback, and the others as well.
+/// What listens where if no address is given: the ports of the documents, on both loopback addresses and nowhere else.
 #[test]
 fn every_service_listens_on_loopback_by_default() {
     let Some(()) = support::private_network() else { return };
     let folder = Folder::new();
-    for service in [
-        "kind = \"echo\"",
-        "kind = \"rpc\"",
-        "kind = \"http\"",
-        "kind = \"store\"\ndata = \"store\"\nlog_bytes = \"8m\"",
-        "kind = \"nfs\"\nexports = [\"export\"]\nstate = \"nfs\"",
-        "kind = \"9p\"\nexports = [\"export\"]\nstate = \"9p\"",
+    std::fs::create_dir_all(folder.path("export")).unwrap();
+    let both: &[&str] = &["tcp", "udp"];
+    for (service, transports, port) in [
+        ("kind = \"echo\"", both, 60_007),
+        ("kind = \"rpc\"", both, 62_049),
+        ("kind = \"http\"", &["tcp"], 8080),
+        ("kind = \"store\"\ndata = \"store\"\nlog_bytes = \"8m\"", &["tcp"], 6379),
+        // Of NFS, datagrams are for MOUNT alone.
+        ("kind = \"nfs\"\nexports = [\"export\"]\nstate = \"nfs\"", both, 2049),
+        ("kind = \"9p\"\nexports = [\"export\"]\nstate = \"9p\"", &["tcp"], 5640),
     ] {
-        std::fs::create_dir_all(folder.path("export")).unwrap();
         let text = format!("engine = \"epoll\"\n[[service]]\nname = \"it\"\n{service}\n");
-        let server = Server::start(&["serve", folder.write("ksf.toml", text).to_str().unwrap()], 2);
+        let server = Server::start(&["serve", folder.write("ksf.toml", text).to_str().unwrap()], 2 * transports.len());
         let report = server.stat();
-        let listeners = report["services"][0]["listeners"].as_array().unwrap();
-        let is_loopback = |listener: &serde_json::Value| {
-            let address = listener.as_str().unwrap().split_once(' ').unwrap().1;
-            address.parse::<std::net::SocketAddr>().unwrap().ip().is_loopback()
-        };
-        assert!(listeners.len() >= 2 && listeners.iter().all(is_loopback), "{service}: {listeners:?}");
+        let listeners = report["services"][0]["listeners"].as_array().unwrap().iter();
+        let mut listeners: Vec<&str> = listeners.map(|listener| listener.as_str().unwrap()).collect();
+        listeners.sort_unstable();
+        let of_both = |transport: &&str| ["127.0.0.1", "[::1]"].map(|address| format!("{transport} {address}:{port}"));
+        let wanted: Vec<String> = transports.iter().flat_map(of_both).collect();
+        assert_eq!(listeners, wanted, "{service}");
+        for address in wanted.iter().filter_map(|listener| listener.strip_prefix("tcp ")) {
+            stream::connect(address.parse().unwrap());
+        }
         server.stop();
     }
     // Kinds without a usual port listen nowhere.
@@ -196,28 +200,6 @@ fn every_service_listens_on_loopback_by_default() {
         let text = format!("[[service]]\nname = \"it\"\n{service}\n");
         let output = run(&["serve", folder.write("ksf.toml", text).to_str().unwrap()]);
         assert!(stderr(&output).contains("no usual port"), "{service}: {}", stderr(&output));
-    }
-}
-
-/// The ports of the lines to mount in the documents.
-#[test]
-fn file_servers_listen_on_their_ports_of_both_loopback_addresses_by_default() {
-    let Some(()) = support::private_network() else { return };
-    for (kind, port) in [("nfs", 2049), ("9p", 5640)] {
-        let place = Place::new();
-        let [export, state] = [place.export(), place.0.path("state")].map(|path| path.to_str().unwrap().to_owned());
-        let args = [kind, "--engine", "epoll", "--export", export.as_str(), "--state", state.as_str()];
-        let server = Server::start(&args, 2);
-        let report = server.stat();
-        let listeners = report["services"][0]["listeners"].as_array().unwrap().iter();
-        let mut tcp: Vec<&str> = listeners.filter_map(|listener| listener.as_str()?.strip_prefix("tcp ")).collect();
-        tcp.sort_unstable();
-        let wanted = ["127.0.0.1", "[::1]"].map(|address| format!("{address}:{port}"));
-        assert_eq!(tcp, wanted, "{kind}");
-        for address in wanted {
-            stream::connect(address.parse().unwrap());
-        }
-        server.stop();
     }
 }
 

@@ -201,3 +201,36 @@ fn the_kernel_engine_is_refused_with_the_remedy() {
         }
     }
 }
+
+#[test]
+fn ports_below_1024_take_a_capability() {
+    let user = User::new();
+    if !user.is_root {
+        return ksf_test::skip("needs root: a network in which low ports are for those with the capability");
+    }
+    fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "1024").unwrap();
+    let output = user.ksf(&["kecho", "--engine", "epoll", "--listen", "127.0.0.1:80"]).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(77), 1), "{text}");
+    assert!(text.contains("127.0.0.1:80") && text.contains("cap_net_bind_service"), "{text}");
+}
+
+#[test]
+fn generators_and_tools_of_the_store_run_as_an_ordinary_user() {
+    let user = User::new();
+    let data = user.runtime.join("data");
+    let data = data.to_str().unwrap();
+    let args = ["store", "--engine", "epoll", "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--data", data];
+    let server = user.starts(&args, 1);
+    let address = server.address(" tcp ").to_string();
+    user.runs(&["load", "kv", "--keys", "100", "-n", "1000", &address]);
+    user.runs(&["store", "backup", &address, user.runtime.join("backup").to_str().unwrap()]);
+    let dump = user.runtime.join("dump");
+    let dump = dump.to_str().unwrap();
+    server.stop();
+    user.runs(&["store", "check", data]);
+    user.runs(&["store", "dump", data, "--output", dump]);
+    let server = user.starts(&args, 1);
+    user.runs(&["store", "load", dump, "--to", &server.address(" tcp ").to_string()]);
+    server.stop();
+}
