@@ -304,15 +304,15 @@ fn stop(pid: u32) {
 fn end_in_each_way(spoken: Spoken) {
     let Some(()) = root_or_skip("eBPF") else { return };
     let engines = engines();
+    let all: Vec<_> = engines.iter().flat_map(|engine| [(*engine, true), (*engine, false)]).collect();
     for (number, way) in ways(spoken).iter().enumerate() {
-        let both = engines.iter().enumerate().flat_map(|(at, engine)| [(at, engine, true), (at, engine, false)]);
-        // In the gate each way is tried once with the kernel half and once without, on engines in turn.
-        let tried =
-            both.filter(|(at, _, kernel)| effort((number + at + usize::from(*kernel)) % engines.len() == 0, true));
-        for (_, engine, kernel) in tried {
+        // In the gate once with the kernel half and once without, on the engines in turn.
+        let turn = |number: usize| engines[number % engines.len()];
+        let tried = effort(vec![(turn(number), true), (turn(number + 1), false)], all.clone());
+        side_by_side(tried, |(engine, kernel)| {
             let what = format!("{}: {} on {engine}, kernel half: {kernel}", spoken.name(), way.what);
-            in_new_network(|| end_in(way, spoken, *engine, kernel, &what));
-        }
+            end_in(way, spoken, engine, kernel, &what);
+        });
     }
 }
 
