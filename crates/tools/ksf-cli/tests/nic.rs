@@ -283,9 +283,9 @@ show() {
 mkdir -p /run
 for nic in eth0 eth1; do ip link set $nic up; done
 echo BEFORE; show
+echo PLAN eth0; ksf accel nic plan eth0 --for latency
 for intent in latency throughput; do
     for nic in eth0 eth1; do
-        echo PLAN $nic; ksf accel nic plan $nic --for $intent
         ksf accel nic apply $nic --for $intent --json
     done
 done

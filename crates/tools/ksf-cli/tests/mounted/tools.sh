@@ -102,7 +102,7 @@ mount.nfs "10.0.2.2:$MANY" /many -o "vers=3,tcp,nolock,port=$PORT,mountport=$POR
 ls -U /many | LC_ALL=C sort | cmp - names-of-many
 umount /many
 
-people '1 2 3' 1000
+people 1 1000
 
 step /mnt: fsx
 /fsx -N 1000 -S 7 -q -P /tmp /mnt/fsx
