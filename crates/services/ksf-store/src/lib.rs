@@ -22,4 +22,5 @@ pub mod salvage;
 pub mod store;
 mod threads;
 pub mod update;
+pub mod watch;
 pub mod work;

@@ -31,6 +31,7 @@ use crate::log::{AppendError, Log, News, Purpose, Write, WriteId};
 use crate::memory::{Memory, NoRoom, Sizes};
 use crate::promises::Promises;
 use crate::update::{Update, View};
+use crate::watch::{Absent, Seen};
 use crate::work;
 
 use self::append::{Appender, see_flush};
@@ -46,8 +47,8 @@ pub struct Store {
     /// Number of keys.
     keys: AtomicUsize,
     next_version: AtomicU64,
-    /// The largest version of a tombstone that was taken out of the index.
-    forgotten_version: AtomicU64,
+    /// Missing keys that are watched.
+    absent: Arc<Absent>,
     promises: Mutex<Promises>,
     /// Commit LSN of each log.
     promised: Box<[AtomicU64]>,
@@ -345,8 +346,8 @@ impl Store {
         self.next_version.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn forgotten_version(&self) -> u64 {
-        self.forgotten_version.load(Ordering::Relaxed)
+    pub(crate) fn absent(&self) -> &Arc<Absent> {
+        &self.absent
     }
 
     /// Commit LSN of a log.
@@ -624,6 +625,11 @@ impl Shard {
             missing.append(&mut asked_for);
             (result, needs)
         })
+    }
+
+    /// Sees keys as they are at one moment, each for [`View::has_changed`]. The reply needs what is returned with them.
+    pub fn watch(&mut self, keys: &[&[u8]], clock: Clock) -> (Vec<Seen>, Needs) {
+        self.read(keys, clock.now_ms, |view| keys.iter().map(|key| view.see(key)).collect())
     }
 
     /// Carries out a command on these keys, whole or not at all. The reply needs what is returned with its result.

@@ -13,6 +13,7 @@ use crate::index::Locked;
 use crate::index::leaf::{Entry, Value};
 use crate::log::{AppendError, Purpose};
 use crate::store::{Got, Needs, Sources, Store, StringValue, got, is_expired};
+use crate::watch::Seen;
 use crate::work;
 
 /// Keys as a read sees them.
@@ -146,15 +147,6 @@ impl Change<'_> {
     }
 }
 
-/// A key as somebody saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// The version of its last write; `None`: it was not there.
-    version: Option<u64>,
-    /// What is written later has this version, or a larger one.
-    before: u64,
-}
-
 impl<'l, 'k> View<'l, 'k> {
     pub(crate) fn new(store: &'l Store, values: Option<Arc<Values>>, locked: Locked<'l>, now_ms: u64) -> Self {
         let mut needs = Needs::default();
@@ -183,16 +175,16 @@ impl<'l, 'k> View<'l, 'k> {
         Some(got)
     }
 
-    /// The key as it is now, so that a change can be [seen](Self::has_changed) later.
-    pub fn see(&mut self, key: &[u8]) -> Seen {
+    /// Sees a key as it is now, for [`has_changed`](Self::has_changed).
+    pub(crate) fn see(&mut self, key: &[u8]) -> Seen {
         let version = self.get(key).map(|got| got.version);
-        Seen { version, before: self.store.next_version() }
+        Seen::new(key, version, self.store.next_version(), self.store.absent())
     }
 
-    /// True if something was written to a key since it was [seen](Self::see): also if it was not there, and is not there now.
-    /// A key that was not there counts as changed, too, if the store has lost track of it: when tombstones were dropped, and
-    /// when anything was written before a flush.
-    pub fn has_changed(&mut self, key: &[u8], seen: Seen) -> bool {
+    /// True if a key was written since it was [seen](crate::store::Shard::watch), or has expired: also if it was missing then and is
+    /// missing now. A missing key counts as changed, too, if any key was written before a flush: the store does not know which.
+    pub fn has_changed(&mut self, seen: &Seen) -> bool {
+        let key = seen.key();
         let version = self.get(key).map(|got| got.version);
         if version.is_some() || version != seen.version {
             return version != seen.version;
@@ -203,7 +195,7 @@ impl<'l, 'k> View<'l, 'k> {
                 _ => entry.origin.version,
             },
             // A flush itself changes no key that is not there; what was written before it has a smaller version.
-            None => self.store.forgotten_version().max(self.store.flushed().saturating_sub(1)),
+            None => seen.forgotten().max(self.store.flushed().saturating_sub(1)),
         };
         last >= seen.before
     }

@@ -14,3 +14,4 @@ mod progress;
 mod recovery;
 mod schedules;
 mod store;
+mod watch;

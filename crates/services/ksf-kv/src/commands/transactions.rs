@@ -6,14 +6,16 @@
 use std::sync::Arc;
 
 use ksf_proto::resp::Writer;
-use ksf_store::update::Seen;
+use ksf_store::watch::Seen;
 use ksf_store::work;
 
 use super::table::Asked;
 use super::{Call, Done, Failed, Result, Session, run};
 
-/// Overhead in bytes of a queued command, of each of its arguments, and of a watched key.
+/// Overhead in bytes of a queued command, and of each of its arguments.
 const EACH_BYTES: usize = 64;
+/// Overhead in bytes of a watched key, which the store registers if it is missing.
+const WATCHED_BYTES: usize = 192;
 /// [Work](ksf_store::work) above which `EXEC` begins no further command: some 50 ms, in which all other connections of the shard
 /// wait.
 const EXEC_WORK_MAX: u64 = 1 << 20;
@@ -26,7 +28,7 @@ pub(crate) struct Transaction {
     /// A command was refused: `EXEC` will fail.
     refused: bool,
     /// Watched keys, with their state at `WATCH`.
-    watched: Vec<(Vec<u8>, Seen)>,
+    watched: Vec<Seen>,
     bytes: usize,
 }
 
@@ -51,9 +53,10 @@ impl Transaction {
         self.bytes
     }
 
-    /// Counts the memory of these words. Fails if it exceeds `room_bytes`, what the connection may keep in addition.
-    fn take_bytes(&mut self, words: &[&[u8]], room_bytes: usize) -> Result {
-        let more = EACH_BYTES + words.iter().map(|word| word.len() + EACH_BYTES).sum::<usize>();
+    /// Counts the memory of these words, each with an overhead. Fails if it exceeds `room_bytes`, what the connection may keep in
+    /// addition.
+    fn take_bytes(&mut self, words: &[&[u8]], each_bytes: usize, room_bytes: usize) -> Result {
+        let more = EACH_BYTES + words.iter().map(|word| word.len() + each_bytes).sum::<usize>();
         if more > room_bytes {
             return Err("OOM no room for more of a transaction or for more watched keys".into());
         }
@@ -89,7 +92,7 @@ pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     }
     let room_bytes = call.session.room_bytes;
     let transaction = &mut call.session.transaction;
-    transaction.take_bytes(call.args, room_bytes)?;
+    transaction.take_bytes(call.args, EACH_BYTES, room_bytes)?;
     if let Some(queue) = &mut transaction.queue {
         queue.push(call.args.iter().map(|word| word.to_vec()).collect());
     }
@@ -122,8 +125,9 @@ pub(super) fn watch(call: &mut Call<'_, '_>) -> Result {
     }
     let keys = &call.args[1..];
     let room_bytes = call.session.room_bytes;
-    call.session.transaction.take_bytes(keys, room_bytes)?;
-    let seen = call.read(keys, |view| keys.iter().map(|key| (key.to_vec(), view.see(key))).collect::<Vec<_>>());
+    call.session.transaction.take_bytes(keys, WATCHED_BYTES, room_bytes)?;
+    let (seen, needs) = call.shard.shard.watch(keys, call.clock);
+    call.done.needs = needs;
     call.session.transaction.watched.extend(seen);
     call.write().ok();
     Ok(())
@@ -148,7 +152,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     }
     let queue = queue.unwrap_or_default();
     let commands: Vec<Vec<&[u8]>> = queue.iter().map(|words| words.iter().map(|word| &word[..]).collect()).collect();
-    let mut keys: Vec<&[u8]> = watched.iter().map(|(key, _)| &key[..]).collect();
+    let mut keys: Vec<&[u8]> = watched.iter().map(Seen::key).collect();
     for args in &commands {
         keys.extend(Asked::of(args).into_iter().flat_map(|asked| asked.keys(args)));
     }
@@ -158,7 +162,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
     let mut out = std::mem::take(call.out);
     let values = shard.shard.values();
     let done = store.update(values, &keys, clock, |mut update| {
-        if watched.iter().any(|(key, seen)| update.view().has_changed(key, *seen)) {
+        if watched.iter().any(|seen| update.view().has_changed(seen)) {
             Writer::new(&mut out, version).null_array();
             return Ok(shard.shard.commit(update, clock).map(|needs| (needs, false))?);
         }

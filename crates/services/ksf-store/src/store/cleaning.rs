@@ -293,7 +293,7 @@ impl Store {
             }
             match base.value {
                 Value::Gone if base.is_settled() => {
-                    self.forgotten_version.fetch_max(base.origin.version, Ordering::Relaxed);
+                    self.absent.forget(record.key, base.origin.version);
                     locked.remove(record.key);
                 }
                 Value::Cells(head) if base.is_settled() => {

@@ -459,7 +459,7 @@ impl Store {
             cells: Index::new(Arc::clone(&memory), false),
             keys: AtomicUsize::new(0),
             next_version: AtomicU64::new(version.saturating_add(1)),
-            forgotten_version: AtomicU64::new(0),
+            absent: Arc::default(),
             promises: Mutex::new(Promises::new(ends.clone())),
             promised: ends.map(|end| AtomicU64::new(end.0)).collect(),
             appended: logs.iter().map(|_| CachePadded::default()).collect(),
