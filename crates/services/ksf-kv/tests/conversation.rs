@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use crate::common::{Client, Redis, Serving, engines};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
-use ksf_test::{own_network, stream};
+use ksf_test::{own_network, stream, wait_until};
 
 /// Commands in their order, each with its reply.
 const CONVERSATION: &[(&str, &str)] = &[
@@ -1287,6 +1287,23 @@ fn touched<S: Read + Write>(clients: &mut [Client<S>], touching: &str) -> Vec<St
         told.push(format!("{key}: {}", exec[2]));
     }
     told
+}
+
+/// A lease that has expired may be taken with `WATCH`, whether the store has removed it by then or not.
+#[test]
+fn the_removal_of_an_expired_key_ends_no_transaction() {
+    own_network();
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let (mut client, mut other) = (serving.connect(), serving.connect());
+    for lease in 0..50 {
+        client.ask(&format!("SET {lease} a PX 1"));
+        wait_until("it expires", || client.ask(&format!("EXISTS {lease}")) == ":0");
+        client.ask(&format!("WATCH {lease}"));
+        wait_until("it is removed", || other.ask("DBSIZE") == ":0");
+        assert_eq!(["MULTI", "PING", "EXEC"].map(|command| client.ask(command))[2], "[+PONG]", "lease {lease}");
+    }
+    serving.stop();
 }
 
 #[test]

@@ -101,6 +101,22 @@ impl World {
 }
 
 #[test]
+fn the_removal_of_a_key_that_had_expired_at_the_watch_is_no_change() {
+    let mut world = World::new();
+    world.set("key", Some(10));
+    world.now_ms = 20;
+    let seen = world.watch("key");
+    world.sweep();
+    assert!(!world.has_changed(&seen), "nobody wrote to it");
+    world.remove("key");
+    assert!(!world.has_changed(&seen), "it was not there");
+    world.set("key", Some(30));
+    world.now_ms = 40;
+    assert_eq!(world.sweep(), 1);
+    assert!(world.has_changed(&seen), "it was there in between");
+}
+
+#[test]
 fn a_key_that_expires_after_the_watch_has_changed() {
     let mut world = World::new();
     world.set("key", Some(10));
