@@ -759,6 +759,11 @@ const SAME_AS_REDIS: &[&str] = &[
     "PSETEX wrong 0 v",
     "EXPIRE missing x",
     "EXPIRE missing 10 NONSENSE",
+    "EXPIRE missing 10 a\0b",
+    "EXPIRE missing 10 a\r\nb\r\n",
+    "CLIENT KILL TYPE a\0b",
+    "CLIENT KILL USER a\r\nb",
+    "HELLO 3 a\nb\0",
     "EXPIRE missing x NX XX",
     "HINCRBY text f x",
     "HINCRBY text f 1",
@@ -986,22 +991,26 @@ fn fractions_are_read_as_in_redis() {
     serving.stop();
 }
 
-/// Names may be any bytes.
+/// Names and options may be any bytes.
 #[test]
-fn errors_name_unknown_commands_as_in_redis() {
+fn errors_name_unknown_words_as_in_redis() {
     own_network();
     let Some(mut redis) = Redis::start() else { return };
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
     let (long, name) = ([b'a'; 200], [b'n'; 130]);
-    let questions: [&[&[u8]]; 6] = [
+    let questions: [&[&[u8]]; 10] = [
         &[b"\xff\xfebad", b"\xe9", b"x\r\ny"],
         &[b"a\0b", b"c\0d", b"e"],
         &[&name, &long[..100], &long[..50], b"behind"],
         &[b"nope", &long, b"behind"],
         &[b"client", b"\xff\r"],
         &[b"cluster", &name, b"x"],
+        &[b"expire", b"none", b"1", b"\xe4\r\nx\r\n"],
+        &[b"client", b"kill", b"type", b"\xe4\0x"],
+        &[b"client", b"kill", b"user", b"\xff\n"],
+        &[b"hello", b"3", b"\xe4"],
     ];
     for words in questions {
         let told = [first_line_of(&mut client, words), first_line_of(&mut redis.client, words)];

@@ -6,6 +6,7 @@ mod cluster;
 mod common;
 mod connections;
 mod conversation;
+mod errors;
 mod full;
 mod http;
 mod keys;

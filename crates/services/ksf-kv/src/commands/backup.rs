@@ -43,9 +43,9 @@ pub(super) fn ksf_backup(call: &mut Call<'_, '_>) -> Result {
         (b"END", []) => end(call),
         (b"BEGIN" | b"READ" | b"DONE" | b"END", _) => {
             let subcommand = String::from_utf8_lossy(&subcommand).to_ascii_lowercase();
-            Err(Failed(format!("ERR wrong number of arguments for 'ksf.backup|{subcommand}' command")))
+            Err(Failed::from(format!("ERR wrong number of arguments for 'ksf.backup|{subcommand}' command")))
         }
-        _ => Err(super::unknown(call)),
+        _ => Err(Failed::quoting("ERR unknown subcommand '", args[1], "': there are BEGIN, READ, DONE and END")),
     }
 }
 

@@ -87,11 +87,10 @@ pub(super) fn client(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-/// More arguments than the subcommand has, which is named as it was written, at most 128 bytes of it.
+/// More arguments than the subcommand has, which is named as it was written.
 fn unfit(call: &Call<'_, '_>) -> Failed {
-    let subcommand = &call.args[1][..call.args[1].len().min(128)];
-    let subcommand = String::from_utf8_lossy(subcommand);
-    Failed(format!("ERR unknown subcommand or wrong number of arguments for '{subcommand}'. Try CLIENT HELP."))
+    let front = "ERR unknown subcommand or wrong number of arguments for '";
+    Failed::quoting(front, call.args[1], "'. Try CLIENT HELP.")
 }
 
 /// Commands that come from now on wait, of all connections: all of them, or those that write.
@@ -130,10 +129,10 @@ fn set_info(call: &mut Call<'_, '_>) -> Result {
     let is_name = match &attribute[..] {
         "lib-name" => true,
         "lib-ver" => false,
-        _ => return Err(Failed(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(call.args[2])))),
+        _ => return Err(Failed::quoting("ERR Unrecognized option '", call.args[2], "'")),
     };
     let Some(value) = value else {
-        return Err(Failed(format!("ERR {attribute} cannot contain spaces, newlines or special characters.")));
+        return Err(Failed::from(format!("ERR {attribute} cannot contain spaces, newlines or special characters.")));
     };
     call.session.client.relabel(|labels| {
         *(if is_name { &mut labels.library } else { &mut labels.library_version }) = value;
@@ -162,7 +161,7 @@ fn is_here(type_name: &[u8]) -> Result<bool> {
     match &lower(type_name)[..] {
         "normal" => Ok(true),
         "master" | "replica" | "slave" | "pubsub" => Ok(false),
-        _ => Err(Failed(format!("ERR Unknown client type '{}'", String::from_utf8_lossy(type_name)))),
+        _ => Err(Failed::quoting("ERR Unknown client type '", type_name, "'")),
     }
 }
 
@@ -219,9 +218,7 @@ impl Wanted {
                 ("laddr", _) => wanted.local_address = true,
                 ("type", type_name) => wanted.none_of_type |= !is_here(type_name)?,
                 ("user", user) if *user == b"default" => {}
-                ("user", user) => {
-                    return Err(Failed(format!("ERR No such user '{}'", String::from_utf8_lossy(user))));
-                }
+                ("user", user) => return Err(Failed::quoting("ERR No such user '", user, "'")),
                 ("skipme", answer) if answer.eq_ignore_ascii_case(b"yes") => wanted.spares_own = true,
                 ("skipme", answer) if answer.eq_ignore_ascii_case(b"no") => wanted.spares_own = false,
                 _ => return Err(SYNTAX.into()),

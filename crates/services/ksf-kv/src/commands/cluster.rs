@@ -27,7 +27,7 @@ pub(super) fn route(call: &Call<'_, '_>, asked: Asked) -> Result {
         one_slot(None, asked.keys(call.args))?
     };
     match slot.and_then(|slot| Some((slot, cluster.elsewhere(slot)?))) {
-        Some((slot, node)) => Err(Failed(format!("MOVED {slot} {node}"))),
+        Some((slot, node)) => Err(Failed::from(format!("MOVED {slot} {node}"))),
         None => Ok(()),
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn cluster(call: &mut Call<'_, '_>) -> Result {
 
 /// The node of an id.
 fn node<'c>(cluster: &'c Cluster, id: &[u8]) -> Result<&'c Node> {
-    let unknown = || Failed(format!("ERR Unknown node {}", String::from_utf8_lossy(id)));
+    let unknown = || Failed::quoting("ERR Unknown node ", id, "");
     cluster.nodes.iter().find(|node| node.id.as_bytes() == id).ok_or_else(unknown)
 }
 

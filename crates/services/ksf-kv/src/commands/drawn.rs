@@ -17,7 +17,7 @@ pub(super) fn count(call: &Call<'_, '_>, at: usize) -> Result<i64> {
     let count = call.integer(at)?;
     if count == i64::MIN {
         let (min, max) = (-i64::MAX, i64::MAX);
-        return Err(Failed(format!("ERR value is out of range, value must between {min} and {max}")));
+        return Err(Failed::from(format!("ERR value is out of range, value must between {min} and {max}")));
     }
     Ok(count)
 }
@@ -36,7 +36,7 @@ pub(super) fn drawn(
         return Ok(found);
     }
     if count < 0 && wanted > DRAWN_MAX {
-        return Err(Failed(format!("ERR at most {DRAWN_MAX} elements can be drawn at a time")));
+        return Err(Failed::from(format!("ERR at most {DRAWN_MAX} elements can be drawn at a time")));
     }
     let few = wanted <= ONE_BY_ONE_MAX;
     if few && (count < 0 || wanted * 4 <= there) {

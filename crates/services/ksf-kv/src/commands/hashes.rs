@@ -18,7 +18,7 @@ pub(super) fn hset(call: &mut Call<'_, '_>) -> Result {
     let name = String::from_utf8_lossy(call.args[0]).to_ascii_lowercase();
     let (pairs, rest) = call.args[2..].as_chunks::<2>();
     if !rest.is_empty() {
-        return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
+        return Err(Failed::from(format!("ERR wrong number of arguments for '{name}' command")));
     }
     let added = call.update(&[key], |update| {
         is_there(update.view(), key)?;

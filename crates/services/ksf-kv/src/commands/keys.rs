@@ -238,7 +238,7 @@ impl EndOptions {
                 b"XX" => options.if_any = true,
                 b"GT" => options.if_later = true,
                 b"LT" => options.if_sooner = true,
-                _ => return Err(Failed(format!("ERR Unsupported option {}", String::from_utf8_lossy(option)))),
+                _ => return Err(Failed::quoting("ERR Unsupported option ", option, "")),
             }
         }
         let Self { if_none, if_any, if_later, if_sooner } = options;
@@ -264,7 +264,7 @@ impl EndOptions {
 fn end_at(call: &mut Call<'_, '_>, unit_ms: i64, base_ms: u64, name: &str) -> Result {
     let key = call.args[1];
     let wanted = EndOptions::read(&call.args[3..])?;
-    let invalid = || Failed(format!("ERR invalid expire time in '{name}' command"));
+    let invalid = || Failed::from(format!("ERR invalid expire time in '{name}' command"));
     let end = call.integer(2)?.checked_mul(unit_ms).ok_or_else(invalid)?;
     let end = end.checked_add(i64::try_from(base_ms).map_err(|_| invalid())?).ok_or_else(invalid)?;
     // A time that is over takes the key away.

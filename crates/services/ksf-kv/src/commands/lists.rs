@@ -141,7 +141,7 @@ fn pop_some(call: &mut Call<'_, '_>, front: bool) -> Result {
         }
         _ => {
             let name = String::from_utf8_lossy(call.args[0]).to_ascii_lowercase();
-            return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
+            return Err(Failed::from(format!("ERR wrong number of arguments for '{name}' command")));
         }
     };
     let mut room = call.room();

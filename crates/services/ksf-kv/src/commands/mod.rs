@@ -124,7 +124,8 @@ impl Room {
 
     /// The error, if there was not enough.
     pub(crate) fn check(&self) -> Result {
-        let too_long = || Failed(format!("ERR the reply has more than {} bytes: ask for a part of it", self.bytes_max));
+        let too_long =
+            || Failed::from(format!("ERR the reply has more than {} bytes: ask for a part of it", self.bytes_max));
         self.left.map(|_| ()).ok_or_else(too_long)
     }
 }
@@ -162,8 +163,6 @@ pub(crate) struct Done {
     pub(crate) file: Option<FileRange>,
     /// The reply leaves at this time by [`monotonic_ms`](crate::clients::monotonic_ms), and the commands behind it wait for it.
     pub(crate) until_ms: Option<u64>,
-    /// What is said in place of the text of the error, which need not be a text.
-    pub(crate) error_bytes: Option<Vec<u8>>,
 }
 
 /// A command at work.
@@ -181,13 +180,39 @@ pub(crate) struct Call<'c, 'a> {
     purpose: Option<Purpose>,
 }
 
-/// Why a command was not carried out: the text of its reply.
+/// Longest part in bytes of an argument that an error quotes: that of Redis' "unknown command".
+const QUOTED_BYTES_MAX: usize = 128;
+
+/// Text of the error reply of a command that was not executed. It may quote an argument, which has any bytes.
 #[derive(Debug)]
-pub(crate) struct Failed(pub(crate) String);
+pub(crate) struct Failed(Vec<u8>);
+
+impl Failed {
+    /// An error that quotes an argument, as Redis prints one: as a string of C, up to a byte 0. Of a long one the start is quoted.
+    /// Line ends at the end are left out; the writer makes spaces of others.
+    fn quoting(front: &str, argument: &[u8], behind: &str) -> Self {
+        let mut text = [front.as_bytes(), quoted(argument, QUOTED_BYTES_MAX), behind.as_bytes()].concat();
+        let bytes = text.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n')).map_or(0, |last| last + 1);
+        text.truncate(bytes);
+        Self(text)
+    }
+}
+
+/// The part of an argument that an error quotes.
+fn quoted(argument: &[u8], bytes_max: usize) -> &[u8] {
+    let text = argument.split(|byte| *byte == 0).next().unwrap_or_default();
+    &text[..text.len().min(bytes_max)]
+}
 
 impl From<&str> for Failed {
     fn from(text: &str) -> Self {
-        Self(text.to_owned())
+        Self(text.into())
+    }
+}
+
+impl From<String> for Failed {
+    fn from(text: String) -> Self {
+        Self(text.into())
     }
 }
 
@@ -198,7 +223,7 @@ impl From<UpdateError> for Failed {
                 "OOM the log is full: nothing can be written until keys are deleted".into()
             }
             UpdateError::Memory { .. } => NO_MEMORY.into(),
-            error => Self(format!("ERR {error}")),
+            error => format!("ERR {error}").into(),
         }
     }
 }
@@ -278,8 +303,7 @@ fn run(call: &mut Call<'_, '_>) {
     let start = call.out.len();
     if let Err(Failed(text)) = dispatch(call) {
         call.out.truncate(start);
-        let bytes = call.done.error_bytes.take().unwrap_or(text.into_bytes());
-        call.write().error_bytes(&bytes);
+        call.write().error_bytes(&text);
     }
 }
 
@@ -326,7 +350,7 @@ fn count_reply(asked: Asked, bytes: usize) {
 
 /// The command that is asked for, if it may be carried out here.
 fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
-    let Some(asked) = Asked::of(call.args) else { return Err(unknown(call)) };
+    let Some(asked) = Asked::of(call.args) else { return Err(Failed(unknown_text(call.args))) };
     if call.tx.is_none() {
         call.session.client.asks(asked.number, call.clock.now_ms);
     }
@@ -337,7 +361,7 @@ fn take_up(call: &mut Call<'_, '_>) -> Result<Asked> {
                 "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command".into()
             );
         }
-        return Err(Failed(format!("ERR wrong number of arguments for '{}' command", asked.name())));
+        return Err(Failed::from(format!("ERR wrong number of arguments for '{}' command", asked.name())));
     }
     match call.session.standing {
         Standing::Known => {}
@@ -462,30 +486,19 @@ pub(crate) fn unknown_line(line: &[u8]) -> Option<Vec<u8>> {
     if arguments.is_empty() { None } else { Some(unknown_text(&arguments)) }
 }
 
-fn unknown(call: &mut Call<'_, '_>) -> Failed {
-    call.done.error_bytes = Some(unknown_text(call.args));
-    Failed("ERR unknown command".to_owned())
-}
-
-/// As Redis says it, with the bytes that were sent.
+/// The error for a command or subcommand that is not in the table, in the words of Redis.
 fn unknown_text(args: &[&[u8]]) -> Vec<u8> {
-    const BYTES_MAX: usize = 128;
-    // It takes them for texts of C.
-    let short = |argument: &[u8], bytes_max: usize| {
-        let text = argument.split(|byte| *byte == 0).next().unwrap_or_default();
-        text[..text.len().min(bytes_max)].to_vec()
-    };
-    let name = short(args[0], BYTES_MAX);
+    let name = quoted(args[0], QUOTED_BYTES_MAX);
     if table::find(args[0]).is_some() && args.len() > 1 {
-        let (subcommand, name) = (short(args[1], BYTES_MAX), name.to_ascii_uppercase());
-        return [b"ERR unknown subcommand '", &subcommand[..], b"'. Try ", &name, b" HELP."].concat();
+        let (subcommand, name) = (quoted(args[1], QUOTED_BYTES_MAX), name.to_ascii_uppercase());
+        return [b"ERR unknown subcommand '", subcommand, b"'. Try ", &name, b" HELP."].concat();
     }
     let mut others = Vec::new();
     for argument in &args[1..] {
-        let Some(left) = BYTES_MAX.checked_sub(others.len()).filter(|left| *left > 0) else { break };
-        others.extend_from_slice(&[b"'", &short(argument, left)[..], b"' "].concat());
+        let Some(left) = QUOTED_BYTES_MAX.checked_sub(others.len()).filter(|left| *left > 0) else { break };
+        others.extend_from_slice(&[b"'", quoted(argument, left), b"' "].concat());
     }
-    [b"ERR unknown command '", &name[..], b"', with args beginning with: ", &others].concat()
+    [b"ERR unknown command '", name, b"', with args beginning with: ", &others].concat()
 }
 
 impl<'a> Call<'_, 'a> {

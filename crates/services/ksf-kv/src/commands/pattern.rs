@@ -39,7 +39,7 @@ impl Pattern {
     /// It has more than [`BYTES_MAX`] bytes.
     pub(super) fn read(pattern: &[u8]) -> Result<Self> {
         if pattern.len() > BYTES_MAX {
-            return Err(Failed(format!("ERR the pattern has more than {BYTES_MAX} bytes")));
+            return Err(Failed::from(format!("ERR the pattern has more than {BYTES_MAX} bytes")));
         }
         let words = pattern.len().div_ceil(WORD);
         let mut read = Self { words, takers: vec![0; words << 8], parts: Vec::new() };

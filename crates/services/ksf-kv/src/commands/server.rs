@@ -104,10 +104,7 @@ pub(super) fn hello(call: &mut Call<'_, '_>) -> Result {
                 call.session.standing = Standing::Known;
                 after
             }
-            _ => {
-                let option = String::from_utf8_lossy(option);
-                return Err(Failed(format!("ERR Syntax error in HELLO option '{option}'")));
-            }
+            _ => return Err(Failed::quoting("ERR Syntax error in HELLO option '", option, "'")),
         };
     }
     if call.session.standing != Standing::Known {

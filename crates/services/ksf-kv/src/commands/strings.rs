@@ -77,7 +77,7 @@ struct SetOptions {
 
 /// When a key ends that is given so many units of `unit_ms` from `base_ms` on.
 fn end_of(amount: i64, unit_ms: i64, base_ms: u64, command: &str) -> Result<u64> {
-    let invalid = || Failed(format!("ERR invalid expire time in '{command}' command"));
+    let invalid = || Failed::from(format!("ERR invalid expire time in '{command}' command"));
     let end = amount.checked_mul(unit_ms).filter(|_| amount > 0);
     let end = end.and_then(|ms| ms.checked_add(i64::try_from(base_ms).ok()?));
     end.and_then(|end| u64::try_from(end).ok()).ok_or_else(invalid)
@@ -287,7 +287,7 @@ fn pairs<'a>(call: &Call<'_, 'a>) -> Result<Vec<(&'a [u8], &'a [u8])>> {
     let (pairs, rest) = call.args[1..].as_chunks::<2>();
     let name = String::from_utf8_lossy(call.args[0]).to_ascii_lowercase();
     if !rest.is_empty() {
-        return Err(Failed(format!("ERR wrong number of arguments for '{name}' command")));
+        return Err(Failed::from(format!("ERR wrong number of arguments for '{name}' command")));
     }
     let mut pairs: Vec<(&[u8], &[u8])> = pairs.iter().map(|[key, value]| (*key, *value)).collect();
     pairs.sort_by_key(|(key, _)| *key);

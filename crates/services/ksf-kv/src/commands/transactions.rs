@@ -88,7 +88,7 @@ const OF_ALL_KEYS: [&str; 13] = [
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     if OF_ALL_KEYS.contains(&name) {
         // The transaction holds locks on some of them.
-        return Err(Failed(format!("ERR '{name}' is not allowed in a transaction")));
+        return Err(Failed::from(format!("ERR '{name}' is not allowed in a transaction")));
     }
     let room_bytes = call.session.room_bytes;
     let transaction = &mut call.session.transaction;
@@ -183,7 +183,7 @@ pub(super) fn exec(call: &mut Call<'_, '_>) -> Result {
                 // The changes to the store are dropped with the update, those to the session are undone here.
                 let Session { version: is, standing: stands, replies: answers, .. } = &mut *one.session;
                 (*is, *stands, *answers) = (version, standing, replies);
-                return Err(Failed(TOO_MUCH_WORK.into()));
+                return Err(Failed::from(TOO_MUCH_WORK));
             }
             work::add(1);
             one.args = args;

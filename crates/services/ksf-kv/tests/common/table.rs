@@ -205,6 +205,12 @@ pub(crate) struct Driven {
 }
 
 impl Driven {
+    /// The command itself.
+    #[allow(dead_code, reason = "not every test looks at the words")]
+    pub(crate) fn words(&self) -> &[String] {
+        self.commands.last().map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// Commands in front of it, each with a short reply: a command that writes has its key made anew.
     fn before(&self, size: Size) -> Vec<Vec<String>> {
         let made = self.kind.filter(|_| self.is_write).map(|kind| make(kind, size)).unwrap_or_default();
