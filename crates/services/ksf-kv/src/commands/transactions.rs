@@ -84,7 +84,7 @@ const OF_ALL_KEYS: [&str; 13] = [
     "scan",
 ];
 
-/// Queues a command for `EXEC`.
+/// Queues a command for `EXEC`, unless that will fail.
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     if OF_ALL_KEYS.contains(&name) {
         // The transaction holds locks on some of them.
@@ -92,6 +92,10 @@ pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     }
     let room_bytes = call.session.room_bytes;
     let transaction = &mut call.session.transaction;
+    if transaction.refused {
+        call.write().simple("QUEUED");
+        return Ok(());
+    }
     transaction.take_bytes(call.args, EACH_BYTES, room_bytes)?;
     if let Some(queue) = &mut transaction.queue {
         queue.push(call.args.iter().map(|word| word.to_vec()).collect());
