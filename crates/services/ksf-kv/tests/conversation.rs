@@ -886,6 +886,13 @@ const SAME_AS_REDIS: &[&str] = &[
     "ZRANGE zero 0 -1 WITHSCORES",
     "ZRANGE zero -0 0 BYSCORE WITHSCORES",
     "ZSCAN zero 0",
+    // Redis packs integers as such, up to a half of 64 bits, if the set is small and its members are short.
+    "ZADD zlarge 1e17 a 123456789012345680000 b -123456789012345680 c 4611686018427387904 d 4611686018427388928 e 0.5 f 1e300 g",
+    "ZSCAN zlarge 0",
+    "ZSCAN zlarge 0 MATCH [ac]",
+    "ZADD zlong 1e17 mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm",
+    "ZSCAN zlong 0",
+    "ZRANGE zlarge 0 -1 WITHSCORES",
     "ZPOPMIN zero",
     "DEL zero text h l s z",
     // Patterns.

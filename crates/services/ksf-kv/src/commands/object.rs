@@ -36,7 +36,7 @@ const INTEGERS_MAX: u64 = 512;
 const MEMBERS_MAX: u64 = 128;
 
 /// The name of what Redis would make of a value that it gets whole.
-fn encoding(view: &mut View<'_, '_>, key: &[u8]) -> Option<&'static str> {
+pub(super) fn encoding(view: &mut View<'_, '_>, key: &[u8]) -> Option<&'static str> {
     let got = view.get(key)?;
     let (shape, count) = (got.shape, got.count);
     let of_string = match got.value_bytes() {

@@ -4,6 +4,7 @@ use ksf_proto::resp::format_double;
 use ksf_store::cells::{Shape, score_of, score_value};
 
 use super::keys::type_name;
+use super::object::encoding;
 use super::pattern::Pattern;
 use super::sorted_sets::score_bytes_max;
 use super::{Call, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
@@ -158,9 +159,23 @@ pub(super) fn sscan(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
+/// The integer that Redis keeps in place of a score if it packs the set.
+fn packed_integer(score: f64) -> Option<i64> {
+    let integer = score as i64;
+    (score.abs() <= (i64::MAX / 2) as f64 && integer as f64 == score).then_some(integer)
+}
+
 pub(super) fn zscan(call: &mut Call<'_, '_>) -> Result {
+    let key = call.args[1];
+    let is_packed = call.read(&[key], |view| {
+        shaped(view.get(key), Shape::SortedSet).is_ok() && encoding(view, key) == Some("listpack")
+    });
     let (next, found) = step(call, Shape::SortedSet)?;
-    let score = |value: &[u8]| format_double(score_of(value)).into_bytes();
+    let score = |value: &[u8]| {
+        let score = score_of(value);
+        let integer = packed_integer(score).filter(|_| is_packed);
+        integer.map_or_else(|| format_double(score), |integer| integer.to_string()).into_bytes()
+    };
     let words: Vec<_> = found.into_iter().flat_map(|(member, value)| [member, score(&value)]).collect();
     reply(call, next, &words);
     Ok(())
