@@ -35,26 +35,29 @@ struct Unix {
     /// `None`: the first of the groups that are looked up.
     gid: Option<u32>,
     groups: SmallVec<[u32; 16]>,
+    /// Group of new objects, if the caller may choose it.
+    group_of_new: Option<u32>,
 }
 
 impl Credential {
     /// A user with groups, as AUTH_UNIX has them; groups beyond 65,536 are cut off.
     pub fn unix(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let groups = SmallVec::from_slice(&groups[..groups.len().min(GROUPS_MAX)]);
-        Self { unix: Some(Unix { uid, gid: Some(gid), groups }), managed: None }
+        Self { unix: Some(Unix { uid, gid: Some(gid), groups, group_of_new: None }), managed: None }
     }
 
     /// A user whose groups are not on the wire: those that this system knows, for an export that has them looked up
     /// (`manage_gids`). A user whom it does not know has the anonymous user's group.
     pub fn of_user(uid: u32) -> Self {
-        Self { unix: Some(Unix { uid, gid: None, groups: SmallVec::new() }), managed: None }
+        Self { unix: Some(Unix { uid, gid: None, groups: SmallVec::new(), group_of_new: None }), managed: None }
     }
 
-    /// The same caller with this group, which what it makes has; the last number leaves it as it is.
+    /// The same caller, whose new objects have this group if it is one of the caller's or the caller is root, as with
+    /// setfsgid(2). Any other leaves them the caller's first group: it gives no right that the caller does not have.
     pub fn with_group(&self, gid: u32) -> Self {
         let mut with = self.clone();
-        if let Some(unix) = with.unix.as_mut().filter(|_| gid != u32::MAX) {
-            unix.gid = Some(gid);
+        if let Some(unix) = &mut with.unix {
+            unix.group_of_new = Some(gid);
         }
         with
     }
@@ -87,15 +90,18 @@ impl Credential {
         }
         let groups = managed.unwrap_or(&unix.groups);
         let gid = unix.gid.or_else(|| groups.first().copied()).unwrap_or(anonymous_gid);
+        let new = unix.group_of_new.filter(|new| *new != u32::MAX);
         if options.squash == Squash::None {
-            return Identity::new(unix.uid, gid, groups);
+            let new = new.filter(|new| unix.uid == 0 || groups.contains(new));
+            return Identity::new(unix.uid, new.unwrap_or(gid), groups);
         }
         if unix.uid == 0 {
             return Identity::new(anonymous_uid, anonymous_gid, &[]);
         }
         let squashed = |gid: u32| if gid == 0 { anonymous_gid } else { gid };
         let groups: SmallVec<[u32; 16]> = groups.iter().copied().map(squashed).collect();
-        Identity::new(unix.uid, squashed(gid), &groups)
+        let new = new.map(squashed).filter(|new| groups.contains(new));
+        Identity::new(unix.uid, new.unwrap_or_else(|| squashed(gid)), &groups)
     }
 }
 
@@ -161,8 +167,11 @@ mod tests {
             (user.clone(), Some(&[0, 21]), Identity::new(1000, 701, &[701, 21])),
             (user.clone(), Some(&[]), Identity::new(1000, 701, &[])),
             (user.clone(), None, Identity::new(1000, 701, &[])),
-            (user.with_group(5), Some(&[20]), Identity::new(1000, 5, &[20])),
-            (user.with_group(0), Some(&[20]), Identity::new(1000, 701, &[20])),
+            (user.with_group(21), Some(&[20, 21]), Identity::new(1000, 21, &[20, 21])),
+            (user.with_group(5), Some(&[20]), Identity::new(1000, 20, &[20])),
+            (user.with_group(5), Some(&[]), Identity::new(1000, 701, &[])),
+            (user.with_group(0), Some(&[20]), Identity::new(1000, 20, &[20])),
+            (user.with_group(0), Some(&[20, 0]), Identity::new(1000, 701, &[20, 701])),
             (user.with_group(u32::MAX), Some(&[20]), Identity::new(1000, 20, &[20])),
             (Credential::of_user(u32::MAX), Some(&[20]), Identity::new(700, 701, &[])),
             (Credential::anonymous().with_group(5), None, Identity::new(700, 701, &[])),
@@ -170,8 +179,13 @@ mod tests {
         for (credential, managed, expected) in table {
             assert_eq!(credential.identity(&options(Squash::Root), managed), expected, "{credential:?} {managed:?}");
         }
-        let root = Credential::of_user(0).identity(&options(Squash::None), Some(&[0]));
-        assert_eq!(root, Identity::new(0, 0, &[0]));
+        let root = Credential::of_user(0);
+        for (credential, gid) in [(root.clone(), 0), (root.with_group(5), 5), (root.with_group(u32::MAX), 0)] {
+            let identity = credential.identity(&options(Squash::None), Some(&[0]));
+            assert_eq!(identity, Identity::new(0, gid, &[0]), "{credential:?}");
+        }
+        let user = user.with_group(5).identity(&options(Squash::None), Some(&[20]));
+        assert_eq!(user, Identity::new(1000, 20, &[20]));
     }
 
     #[test]

@@ -655,7 +655,7 @@ fn each_attach_has_its_user() {
     client.walk(1, 4, "").unwrap();
     client.does(Request::Lcreate { fid: 4, name: b"mine", flags: BOTH, mode: 0o600, gid: 4321 }).unwrap();
     let made = fs::metadata(place.path("mine")).unwrap();
-    assert_eq!((made.uid(), made.gid()), (USER, 4321));
+    assert_eq!((made.uid(), made.gid()), (USER, 65_534), "a user that the system does not know");
     assert_eq!(client.does(Request::Unlinkat { dirfid: 4, name: b"x", flags: 0 }), Err(libc::ENOTDIR));
     // A user by a number in text, and one who has none.
     let by_text = |fid, uname| Request::Attach { fid, afid: NO_FID, uname, aname: b"", n_uname: NO_UID };
@@ -683,6 +683,66 @@ fn groups_of_an_attach_are_those_of_the_system() {
     assert_eq!(daemon.read(1, 0, 10).unwrap(), b"text");
     assert_eq!(serving.user(USER).open(1, "file", 0), Err(libc::EACCES), "a user that the system does not know");
     serving.stop();
+}
+
+/// A client names the group of a new object. Its user may not be in that group.
+#[test]
+fn the_group_of_a_new_object_gives_no_rights() {
+    const MINE: u32 = USER;
+    const ALSO_MINE: u32 = USER + 1;
+    const OTHERS: u32 = USER + 2;
+    let inside = || {
+        let Some(()) = own_run_or_skip("a list of groups of its own") else { return };
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/etc"]);
+        fs::write("/etc/nsswitch.conf", "passwd: files\ngroup: files\n").unwrap();
+        fs::write("/etc/passwd", format!("user:x:{USER}:{MINE}::/:/bin/sh\n")).unwrap();
+        fs::write("/etc/group", format!("also:x:{ALSO_MINE}:user\n")).unwrap();
+        let place = Place::new();
+        let folders = [("open", 0, 0o777), ("team", OTHERS, 0o2777), ("closed", OTHERS, 0o2770)];
+        for (name, group, mode) in folders {
+            fs::create_dir(place.path(name)).unwrap();
+            chown(place.path(name), None, Some(group)).unwrap();
+            fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let serving = place.serve();
+        let mut client = serving.user(USER);
+        for (at, (folder, ..)) in (1..).zip(folders) {
+            client.walk(ROOT, at, folder).unwrap();
+            for gid in [MINE, ALSO_MINE, OTHERS, 0] {
+                client.walk(at, 9, "").unwrap();
+                let flags = BOTH | open_flag::EXCLUSIVE;
+                let requests: [(&[u8], _); 4] = [
+                    (b"file", Request::Lcreate { fid: 9, name: b"file", flags, mode: 0o2770, gid }),
+                    (b"folder", Request::Mkdir { dfid: at, name: b"folder", mode: 0o770, gid }),
+                    (b"link", Request::Symlink { dfid: at, name: b"link", target: b"target", gid }),
+                    (b"fifo", Request::Mknod { dfid: at, name: b"fifo", mode: 0o12_770, major: 0, minor: 0, gid }),
+                ];
+                for (name, request) in requests {
+                    let (result, what) = (client.does(request), format!("{request:?} in {folder}"));
+                    if folder == "closed" {
+                        assert_eq!(result, Err(libc::EACCES), "{what}");
+                        continue;
+                    }
+                    result.unwrap();
+                    let path = place.path(folder).join(std::str::from_utf8(name).unwrap());
+                    let made = fs::symlink_metadata(&path).unwrap();
+                    let group = match (folder, gid) {
+                        ("team", _) => OTHERS,
+                        (_, ALSO_MINE) => ALSO_MINE,
+                        _ => MINE,
+                    };
+                    assert_eq!((made.uid(), made.gid()), (USER, group), "{what}");
+                    // With its bit the file would run with the rights of a group that its owner does not have.
+                    let is_own = group != OTHERS;
+                    assert_eq!(made.mode() & 0o2000 != 0, is_own != made.is_dir() && !made.is_symlink(), "{what}");
+                    if made.is_dir() { fs::remove_dir(&path) } else { fs::remove_file(&path) }.unwrap();
+                }
+                client.clunk(9).unwrap();
+            }
+        }
+        serving.stop();
+    };
+    std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 /// As truncate(2), and not as RFC 1813 has it: an open fid has the right of its open.

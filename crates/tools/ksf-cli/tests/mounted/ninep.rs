@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use ksf_lab::{Lab, turn};
-use ksf_test::own_run_or_skip;
+use ksf_test::{own_run_or_skip, succeeds};
 
 use super::images::cold_directory_or_skip;
 use super::kill;
@@ -71,6 +71,9 @@ fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &s
     let place = Place::new();
     fill(&place);
     let Some(many) = cold_directory_or_skip(&place) else { return };
+    // A new file has a group of its user on the server.
+    let known = place.0.write("passwd", "root:x:0:0::/:/bin/sh\nuser:x:1001:1002::/:/bin/sh\n");
+    succeeds(&["mount", "--bind", known.to_str().unwrap(), "/etc/passwd"]);
     let other = format!("{},ro,squash=none", many.display());
     let start = |port| place.start_kind("9p", port, engine, ",squash=none", &["--export", &other]);
     let server = start(0);

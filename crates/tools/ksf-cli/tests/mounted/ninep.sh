@@ -122,7 +122,8 @@ mount -t 9p -o "trans=unix,version=9p2000.L,aname=/srv/data,msize=1048576,access
 cp -r "/mnt/tree/folder 3" /other/copy
 chmod 777 /other
 user sh -c ': >/other/mine'
-test "$(stat -c '%u %g' /srv/data/mine)" = '1001 1002'
+# This machine knows no groups of the user.
+test "$(stat -c '%u %g' /srv/data/mine)" = '1001 65534'
 umount /other
 (cd /srv/data/copy && find . -type f -exec sha256sum {} + >/tmp/sums)
 (cd "/mnt/tree/folder 3" && sha256sum --check --quiet /tmp/sums)
