@@ -34,6 +34,6 @@ pub use counters::ProcedureCounts;
 pub use ksf_fs::{Clients, ExportSettings, Network};
 pub use ksf_proto::oncrpc::NFS_PROGRAM;
 pub use procedure::Procedure;
-pub use server::{Nfs, Settings, TRANSFER_BYTES_MAX};
+pub use server::{Nfs, Settings, TRANSFER_BYTES_MAX, transfer_bytes_max};
 pub use service::NfsService;
 pub use status::Status;

@@ -80,11 +80,12 @@ impl NfsProgram {
         }
     }
 
-    /// Answers a call in this turn of the shard, or gives it to a lane.
+    /// Answers a call in this turn of the shard, or gives it to a lane. `transfer_bytes_max`: at its listener.
     pub(crate) fn call(
         &self,
         turn: &mut WarmTurn,
         connection: &mut Connection,
+        transfer_bytes_max: u32,
         call: &RpcCall<'_>,
         reply: RpcReply<'_>,
     ) -> Answered {
@@ -125,12 +126,12 @@ impl NfsProgram {
                 }
                 let (answered, way) = reply.defer_for(FIXED_BYTES);
                 let (core, client) = (Arc::clone(&self.core), Arc::clone(&connection.client));
-                let ending = Ending { core, client, procedure, way, ticket: None, started };
+                let ending = Ending { core, client, procedure, way, ticket: None, started, transfer_bytes_max };
                 refuse(&self.lanes, &connection.account, ending, status, objects);
                 return answered;
             }
         };
-        request.bound(self.core.transfer_bytes_max);
+        request.bound(transfer_bytes_max);
         let mut caller = caller_of(&call.credential);
         let has_groups = self.core.fs.has_groups(&mut caller, request.handles().0);
         if has_groups {
@@ -168,7 +169,7 @@ impl NfsProgram {
             (way, None)
         };
         let (core, client) = (Arc::clone(&self.core), Arc::clone(&connection.client));
-        let ending = Ending { core, client, procedure, way, ticket, started };
+        let ending = Ending { core, client, procedure, transfer_bytes_max, way, ticket, started };
         // What waits is in the budgets of connection and shard, at which no further request is taken.
         if has_groups {
             to_lane(&self.lanes, &connection.account, ending, caller, request);
@@ -234,7 +235,8 @@ fn carry_out(ending: Ending, caller: Caller, request: Request, lane: &mut Lane) 
         });
     }
     let mut results = Vec::with_capacity(256);
-    let (ran, owed) = lane.owing(|lane| run(&core.fs, lane, &caller, &request, core.transfer_bytes_max, &mut results));
+    let (ran, owed) =
+        lane.owing(|lane| run(&core.fs, lane, &caller, &request, ending.transfer_bytes_max, &mut results));
     if owed.has_no_room() {
         let (share, bytes) = (core.fs.share_of(request.handles().0), request.bytes());
         return lane.leave(share, bytes, move |lane| carry_out(ending, caller, request, lane));
@@ -261,6 +263,8 @@ struct Ending {
     core: Arc<Core>,
     client: Arc<Cells>,
     procedure: Procedure,
+    /// What FSINFO tells.
+    transfer_bytes_max: u32,
     way: RpcDeferred,
     ticket: Option<Ticket<RpcDeferred>>,
     started: Instant,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use ksf::limits::Limits;
 use ksf_fs::{Export, FileSettings, Files, OpenError};
 use ksf_services::rpc::TableError;
 
@@ -16,13 +17,26 @@ use crate::service::{NfsService, programs};
 /// Greatest READ and WRITE where nothing is said.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
+/// What a message has besides the data of a WRITE or READ, at most: headers, credential, handle.
+const AROUND_DATA_BYTES: usize = 2048;
+/// READ and WRITE are of whole pages.
+const PAGE_BYTES: usize = 4096;
+
+/// Greatest READ and WRITE that a listener with these limits takes, up to [`TRANSFER_BYTES_MAX`]; 0: there is no room for one.
+pub fn transfer_bytes_max(limits: &Limits) -> u32 {
+    let message_bytes_max = limits.message_bytes_max.min(limits.connection_bytes_max);
+    let room = message_bytes_max.saturating_sub(AROUND_DATA_BYTES) / PAGE_BYTES * PAGE_BYTES;
+    u32::try_from(room).map_or(TRANSFER_BYTES_MAX, |room| room.min(TRANSFER_BYTES_MAX))
+}
+
 /// What a server is opened with.
 pub struct Settings {
     /// What it exports, and how requests are carried out.
     pub files: FileSettings,
     /// Bounds of the cache of duplicate requests.
     pub drc: DrcLimits,
-    /// Greatest READ and WRITE, in bytes; a message must have room for 2 KiB more.
+    /// Greatest READ and WRITE, in bytes. Where the limits of a listener allow less, its clients are told less
+    /// ([`transfer_bytes_max`]).
     pub transfer_bytes_max: u32,
 }
 

@@ -10,6 +10,7 @@ use ksf_services::rpc::{Program, ProgramTable, TableError};
 use crate::activity::Connection;
 use crate::mount::MountProgram;
 use crate::program::NfsProgram;
+use crate::server::transfer_bytes_max;
 
 /// Answers the programs of an NFSv3 server.
 pub struct NfsService {
@@ -67,9 +68,10 @@ impl Service for NfsService {
     }
 
     fn call(&self, turn: &mut WarmTurn, connection: &mut Connection, message: &Message<'_>, reply: &mut Reply<'_>) {
+        let bytes_max = transfer_bytes_max(reply.limits()).min(self.nfs.core.transfer_bytes_max);
         self.programs.call(message, reply, |call, reply| match call.program {
             MOUNT_PROGRAM => self.mount.call(&connection.account, call, reply),
-            _ => self.nfs.call(turn, connection, call, reply),
+            _ => self.nfs.call(turn, connection, bytes_max, call, reply),
         });
     }
 

@@ -29,5 +29,5 @@ mod work;
 
 pub use counters::{MessageCounts, message_names};
 pub use ksf_fs::{Clients, ExportSettings, Network};
-pub use server::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings};
+pub use server::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings, msize_max};
 pub use service::NinepService;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ksf::limits::Limits;
 use ksf_fs::{Export, Exports, FileSettings, Files, Fs, OpenError};
 
 use crate::counters::{Counters, MessageCounts};
@@ -11,6 +12,12 @@ use crate::service::NinepService;
 pub const MSIZE_MIN: u32 = 4096;
 /// Greatest message where nothing is said, in bytes.
 pub const MSIZE_MAX: u32 = 1 << 20;
+/// Greatest message that a listener with these limits agrees on, up to [`MSIZE_MAX`]. Clients need at least [`MSIZE_MIN`].
+pub fn msize_max(limits: &Limits) -> u32 {
+    let bytes_max = limits.message_bytes_max.min(limits.connection_bytes_max);
+    u32::try_from(bytes_max).map_or(MSIZE_MAX, |bytes_max| bytes_max.min(MSIZE_MAX))
+}
+
 /// Fids of one connection where nothing is said.
 pub const FIDS_MAX: usize = 4096;
 
@@ -19,7 +26,7 @@ pub struct Settings {
     /// What it exports, and how requests are carried out. Groups of users are always looked up: 9P has none on the wire. The keys
     /// of handles are for the file layer alone, because 9P puts no handle on the wire.
     pub files: FileSettings,
-    /// Greatest message, at least [`MSIZE_MIN`]; the listener must take messages as long.
+    /// Greatest message, at least [`MSIZE_MIN`]. Where the limits of a listener allow less, less is agreed on ([`msize_max`]).
     pub msize_max: u32,
     /// Fids of one connection, at most.
     pub fids_max: usize,

@@ -18,7 +18,7 @@ use ksf_proto::p9::{
 };
 
 use crate::fids::{Change, FID_BYTES, Node, Removed};
-use crate::server::{Core, MSIZE_MIN};
+use crate::server::{Core, MSIZE_MIN, msize_max};
 use crate::session::{Asked, Held, Session};
 use crate::wire::{how_of, lock_kind_of, set_of};
 use crate::work::{Answer, Done, Work, put_error};
@@ -157,7 +157,7 @@ impl NinepService {
     fn version(&self, session: &mut Session, tag: u16, msize: u32, version: &[u8], reply: &mut Replies<'_>) -> bool {
         let is_known = version == VERSION;
         let is_fine = is_known && msize >= MSIZE_MIN;
-        let msize = msize.min(self.core.msize_max);
+        let msize = msize.min(self.core.msize_max).min(msize_max(reply.limits()));
         session.restart(if is_fine { msize } else { 0 });
         let answer = Reply::Version { msize, version: if is_known { VERSION } else { UNKNOWN_VERSION } };
         reply.message(|out| {

@@ -3,14 +3,15 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::export::{Calls, Place, opaque};
+use crate::support::export::{Calls, Place, call, opaque};
 use crate::support::{Server, engines, run, stderr, stdout, value};
 use ksf_proto::oncrpc::{NFS_PROGRAM, Reply};
-use ksf_proto::xdr::XdrWrite as _;
+use ksf_proto::xdr::{XdrReader, XdrWrite as _};
 use ksf_test::rpc::{self, read_record, record, words};
 use ksf_test::{is_root, program_or_skip, stream, wait_until};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
@@ -220,6 +221,72 @@ fn a_file_beyond_the_limit_of_the_process_is_refused() {
     assert_eq!(status(7, &data), 0);
     server.stop();
     assert_eq!(fs::read(place.export().join("file")).unwrap(), b"data");
+}
+
+/// The greatest WRITE of FSINFO.
+fn write_bytes_max(connection: &mut TcpStream, root: &[u8]) -> usize {
+    let info = call(connection, NFS_PROGRAM, 19, &opaque(root));
+    let mut info = XdrReader::new(&info);
+    assert_eq!((info.u32(), info.bool()), (Ok(0), Ok(true)));
+    // Attributes; then greatest, best and unit of READ.
+    info.opaque_fixed(84 + 3 * 4).unwrap();
+    info.u32().unwrap() as usize
+}
+
+/// READ and WRITE of the size that FSINFO reports are done, whatever limits the listener has.
+#[test]
+fn reads_and_writes_of_the_reported_size_are_done_at_each_listener() {
+    for (engine, more) in engines().into_iter().flat_map(|engine| {
+        let own = "tcp:127.0.0.1:0,message_bytes_max=64k";
+        [(engine, vec!["--listen", own]), (engine, vec!["--connection-bytes-max", "256k"])]
+    }) {
+        let place = Place::new();
+        let file = place.0.write("limits.toml", "message_bytes_max = \"1088k\"\n");
+        let more = [&more[..], &["--config-limits", file.to_str().unwrap()]].concat();
+        let listeners = more.iter().filter(|word| **word == "--listen").count() + 1;
+        let mut server = place.start_listening(("nfs", 0), engine, ",squash=all,anon=0:0", &more, listeners);
+        let is_small = listeners == 1;
+        let plain = (server.address(" tcp "), if is_small { 252 << 10 } else { 1 << 20 });
+        let own = (!is_small).then(|| (server.address("message_bytes_max=65536"), 60 << 10));
+        let mut clients: Vec<_> =
+            [plain].into_iter().chain(own).map(|(address, bytes)| (stream::connect(address), bytes)).collect();
+        let root = Calls(plain.0).mount(place.export().to_str().unwrap());
+        let made = Calls(plain.0).create(&root, "file");
+        let transfer = |clients: &mut [(TcpStream, usize)]| {
+            for (connection, bytes) in clients {
+                assert_eq!(write_bytes_max(connection, &root), *bytes, "{engine} {more:?}");
+                let data = [opaque(&made), words(&[0, 0, *bytes as u32, 0]), opaque(&vec![7; *bytes])].concat();
+                assert_eq!(call(connection, NFS_PROGRAM, 7, &data)[..4], [0; 4]);
+                // More than that is cut.
+                let read = call(connection, NFS_PROGRAM, 6, &[opaque(&made), words(&[0, 0, 1 << 20])].concat());
+                assert!(read[..4] == [0; 4] && read.len() >= *bytes, "{engine} {more:?}: {} bytes", read.len());
+            }
+        };
+        transfer(&mut clients);
+        // Clients have mounted with it, and would send as much for ever.
+        place.0.write("limits.toml", "message_bytes_max = \"32k\"\nidle_timeout_ms = 600000\n");
+        server.signal(Signal::HUP);
+        let line = server.line_with("limits reloaded");
+        assert!(line.contains("changes of message_bytes_max take effect at a restart"), "{line}");
+        transfer(&mut clients);
+        server.stop();
+    }
+}
+
+#[test]
+fn limits_without_room_for_a_write_are_refused() {
+    let place = Place::new();
+    let (export, state) = (place.export(), place.0.path("state"));
+    let args = ["nfs", "--state", state.to_str().unwrap(), "--export", export.to_str().unwrap()];
+    for more in [
+        &["--listen", "tcp:127.0.0.1:0", "--connection-bytes-max", "4k"][..],
+        &["--listen", "tcp:127.0.0.1:0,message_bytes_max=4k"],
+    ] {
+        let output = run(&[&args[..], more].concat());
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(65), "{text}");
+        assert!(text.lines().count() == 1 && text.contains("let both be 8k at least"), "{text}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::env::Env;
 use crate::files::{FileRange, NoFileReplies};
 use crate::framing::Framing;
 use crate::gates::{Gate, GateSet};
+use crate::limits::Limits;
 use crate::listener::DatagramPeer;
 use crate::logged::{After, Logged, Mode, Named, Sends, Unlogged};
 use crate::outgoing::{Exchange, ExchangeFull, ExchangeRequest, ExchangeWork, HangUp, NoOutgoing};
@@ -346,6 +347,11 @@ impl Reply<'_> {
 }
 
 impl<M: Mode> Reply<'_, M> {
+    /// The limits of the listener as they are now, for services that report them to their clients.
+    pub fn limits(&self) -> &Limits {
+        self.env.limits.of(self.said.listener)
+    }
+
     /// Bytes that the service may add to the state of this connection now ([`SessionState::bytes`](super::SessionState::bytes)): up to
     /// `connection_bytes_max`, or `message_bytes_max` if that is more, per connection; half of `shard_bytes_max` for all
     /// connections of the shard, and no more than their replies leave of it. The first [`EXPECTED_REPLY_BYTES`] of a connection

@@ -88,6 +88,13 @@ impl Launch {
         &self.common.limits
     }
 
+    /// The limits of each listener.
+    pub(crate) fn listener_limits(&self) -> Result<Vec<Limits>, Failure> {
+        let Sockets { addresses, passed } = &self.common.sockets;
+        let entries = addresses.iter().map(|(_, entry)| entry).chain(passed.iter().map(|(_, entry)| entry));
+        entries.map(|entry| entry.limits.over(&self.common.limits, &self.common.limits_above)).collect()
+    }
+
     /// How many shards there will be.
     pub(crate) fn shards(&self) -> usize {
         self.cpus.len()
@@ -214,16 +221,16 @@ impl Launch {
         if let Some(adopter) = adopter {
             builder = builder.adopt(adopter);
         }
-        let listener = Listener { entry, workers: workers.to_owned() };
+        let mut limits = entry.limits.over(&self.common.limits, &self.common.limits_above)?;
+        limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
+        let listener = Listener { entry, workers: workers.to_owned(), limits };
         if !listener.entry.limits.is_empty() {
             if has_workers {
                 let what = format!("{}: limits of {} alone", self.common.name, listener.entry.address);
                 return Err(Failure::new(Status::Data, format!("{what}, but its workers have one set of limits"))
                     .remedy("set the limits for the service"));
             }
-            let mut limits = listener.entry.limits.over(&self.common.limits, &self.common.limits_above)?;
-            limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
-            builder = builder.listener_limits(limits);
+            builder = builder.listener_limits(listener.limits.clone());
         }
         self.listeners.push(listener);
         self.builder = builder;
@@ -250,6 +257,7 @@ impl Launch {
             listeners,
             resources: common.resources,
             message_bytes_max,
+            keeps_sizes: false,
             state: Box::new(state),
             server,
             half,

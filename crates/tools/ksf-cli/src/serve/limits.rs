@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use clap::Arg;
 use ksf::limits::Limits;
 
 use crate::output::{Failure, Status};
@@ -151,6 +152,25 @@ pub(crate) fn overlay(defaults: Limits, tables: &[&LimitTable], flags: &LimitFla
     Ok(limits)
 }
 
+/// Corrects the help of the flags for a service with other defaults than [`Limits::default`].
+pub(crate) fn help_of(defaults: Limits) -> impl FnMut(Arg) -> Arg {
+    let changed: Vec<_> =
+        list(&defaults).into_iter().zip(list(&Limits::default())).filter(|(own, usual)| own != usual).collect();
+    move |arg| {
+        let Some(((_, own), _)) = changed.iter().find(|((name, _), _)| arg.get_id() == name) else { return arg };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let Some((text, _)) = help.rsplit_once("[default: ") else { return arg };
+        arg.help(format!("{text}[default: {}]", with_unit(*own)))
+    }
+}
+
+/// A number as flags take it: with the unit of which it is a multiple.
+fn with_unit(value: u64) -> String {
+    let units = [(30, "g"), (20, "m"), (10, "k")];
+    let unit = units.into_iter().find(|(bits, _)| value > 0 && value.is_multiple_of(1 << bits));
+    unit.map_or_else(|| value.to_string(), |(bits, unit)| format!("{}{unit}", value >> bits))
+}
+
 /// Refuses limits that contradict each other.
 pub(crate) fn check(limits: &Limits) -> Result<(), Failure> {
     if limits.assembly_bytes_max < limits.message_bytes_max {
@@ -190,6 +210,25 @@ mod tests {
             let help = argument.get_help().unwrap().to_string();
             let shown = help.split("[default: ").nth(1).and_then(|rest| rest.strip_suffix(']'));
             assert_eq!(number::<0, { u64::MAX }>(shown.unwrap_or("none")), Ok(value), "{name}: {help}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_a_kind_shows_its_own_defaults() {
+        use clap::CommandFactory;
+        let mut command = crate::args::Cli::command();
+        command.build();
+        for (kind, name, shown) in [
+            ("nfs", "connection_bytes_max", "[default: 16m]"),
+            ("9p", "connection_bytes_max", "[default: 16m]"),
+            ("store", "message_bytes_max", "[default: 8m]"),
+            ("store", "connection_bytes_max", "[default: 32m]"),
+            ("kecho", "connection_bytes_max", "[default: 4m]"),
+        ] {
+            let of_kind = command.find_subcommand(kind).unwrap();
+            let argument = of_kind.get_arguments().find(|argument| argument.get_id() == name).unwrap();
+            let help = argument.get_help().unwrap().to_string();
+            assert!(help.ends_with(shown), "{kind}: {help}");
         }
     }
 

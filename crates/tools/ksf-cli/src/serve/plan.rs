@@ -56,7 +56,7 @@ impl Source {
         let (path, service, running_kind, flags, fixed) = match self {
             Source::Flags { defaults, file, flags } => {
                 let limits = limits::resolve(defaults.clone(), file.as_deref(), flags)?;
-                return running.reload(limits, &[]).map(|()| Vec::new());
+                return running.reload(limits, &[]);
             }
             Source::Config { path, service, kind, flags, fixed } => (path, service, kind, flags, fixed),
         };
@@ -67,9 +67,9 @@ impl Source {
             return Err(Failure::new(Status::Config, what)
                 .remedy("services are added, changed and removed by a restart, not by SIGHUP"));
         };
-        running.reload(config.limits_of(table, flags)?, &table.common.listen)?;
+        let kept = running.reload(config.limits_of(table, flags)?, &table.common.listen)?;
         let [above, own] = &**fixed;
-        Ok([changed(own, &table.fixed), changed(above, &config.fixed)].concat())
+        Ok([kept, changed(own, &table.fixed), changed(above, &config.fixed)].concat())
     }
 
     /// Services of the file that are none of these.

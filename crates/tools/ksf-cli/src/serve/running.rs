@@ -47,7 +47,18 @@ pub(crate) struct Listener {
     pub(super) entry: ListenEntry,
     /// What its ready line says of workers, if it is one of streams.
     pub(super) workers: String,
+    /// The limits in force.
+    pub(super) limits: Limits,
 }
+
+/// A field of the limits.
+type Field = fn(&mut Limits) -> &mut usize;
+
+/// Limits that decide how long a message may be.
+const SIZES: [(&str, Field); 2] = [
+    ("message_bytes_max", |limits| &mut limits.message_bytes_max),
+    ("connection_bytes_max", |limits| &mut limits.connection_bytes_max),
+];
 
 /// A service that runs. Dropping it stops it at once; [`Running::drain`] stops it gently.
 pub(crate) struct Running {
@@ -65,6 +76,8 @@ pub(crate) struct Running {
     pub(super) resources: Resources,
     /// What the service itself can take, whatever the limit says.
     pub(super) message_bytes_max: usize,
+    /// Limits that decide the length of messages stay as they were at the start.
+    pub(super) keeps_sizes: bool,
     pub(super) state: Box<dyn State>,
     pub(super) server: Server,
     pub(super) half: Option<Half>,
@@ -77,30 +90,50 @@ impl Running {
         self
     }
 
+    /// Has no reload change the [`SIZES`]: for protocols whose clients use for ever what they were told once, also over a new
+    /// connection.
+    pub(crate) fn keep_sizes(mut self) -> Self {
+        self.keeps_sizes = true;
+        self
+    }
+
     /// Where it listens.
     pub(crate) fn listeners(&self) -> &[ListenerInfo] {
         self.server.listeners()
     }
 
     /// Puts limits in force, for connections that are open, too. `listen`: the listeners that the file names now; those
-    /// of other addresses keep the limits they have of their own. On an error nothing changes.
-    pub(crate) fn reload(&mut self, limits: Limits, listen: &[ListenEntry]) -> Result<(), Failure> {
-        let bounded = |limits: Limits| Limits {
-            message_bytes_max: limits.message_bytes_max.min(self.message_bytes_max),
-            ..limits
-        };
-        let limits = bounded(limits);
+    /// of other addresses keep the limits they have of their own. Returns the names of limits that it does not change. On an error
+    /// nothing changes.
+    pub(crate) fn reload(&mut self, limits: Limits, listen: &[ListenEntry]) -> Result<Vec<String>, Failure> {
         let now = |listener: &Listener| {
             let named = listen.iter().find(|entry| entry.address == listener.entry.address);
             named.unwrap_or(&listener.entry).clone()
         };
         let entries: Vec<_> = self.listeners.iter().map(now).collect();
-        let own = entries.iter().map(|entry| entry.limits.over(&limits, &self.limits_above).map(bounded));
-        let own = own.collect::<Result<_, _>>()?;
-        self.server.set_limits(&ServerLimits::new(limits.clone(), own));
-        self.listeners.iter_mut().zip(entries).for_each(|(listener, entry)| listener.entry = entry);
-        self.limits = limits;
-        Ok(())
+        let own = entries.iter().map(|entry| entry.limits.over(&limits, &self.limits_above));
+        let own: Vec<Limits> = own.collect::<Result<_, _>>()?;
+        let pairs = || own.iter().zip(self.listeners.iter().map(|listener| &listener.limits));
+        let differs = |of: Field| pairs().any(|(new, old)| *of(&mut new.clone()) != *of(&mut old.clone()));
+        let kept = SIZES.iter().filter(|(_, of)| self.keeps_sizes && differs(*of));
+        let kept = kept.map(|(name, _)| (*name).to_owned()).collect();
+        let own = pairs().map(|(new, old)| self.bounded(new.clone(), old)).collect::<Vec<_>>();
+        self.limits = self.bounded(limits, &self.limits);
+        self.server.set_limits(&ServerLimits::new(self.limits.clone(), own.clone()));
+        for ((listener, entry), limits) in self.listeners.iter_mut().zip(entries).zip(own) {
+            (listener.entry, listener.limits) = (entry, limits);
+        }
+        Ok(kept)
+    }
+
+    /// These limits as the service can have them after `old`.
+    fn bounded(&self, mut limits: Limits, old: &Limits) -> Limits {
+        limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
+        if self.keeps_sizes {
+            let mut old = old.clone();
+            SIZES.iter().for_each(|(_, of)| *of(&mut limits) = *of(&mut old));
+        }
+        limits
     }
 
     /// Connections open now.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 
 use ksf_proto::oncrpc::record::put_record;
@@ -39,12 +39,24 @@ impl Place {
 
     /// The same with another protocol.
     pub(crate) fn start_kind(&self, kind: &str, port: u16, engine: &str, options: &str, more: &[&str]) -> Server {
+        self.start_listening((kind, port), engine, options, more, 1)
+    }
+
+    /// The same with so many listeners.
+    pub(crate) fn start_listening(
+        &self,
+        (kind, port): (&str, u16),
+        engine: &str,
+        options: &str,
+        more: &[&str],
+        listeners: usize,
+    ) -> Server {
         let export = format!("{}{options}", self.export().display());
         let state = self.0.path("state");
         let listen = format!("tcp:127.0.0.1:{port}");
         let args = [kind, "--engine", engine, "--listen", &listen, "--export", &export, "--state"];
         let args: Vec<&str> = args.into_iter().chain([state.to_str().unwrap()]).chain(more.iter().copied()).collect();
-        Server::start(&args, 1)
+        Server::start(&args, listeners)
     }
 }
 
@@ -144,16 +156,20 @@ impl Calls {
     }
 
     pub(crate) fn call(&self, program: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
-        let mut connection = stream::connect(self.0);
-        let mut record = Vec::new();
-        put_record(&mut record, |out| {
-            CallHeader { xid: 7, program, version: 3, procedure, credential: OpaqueAuth::NONE }.put(out);
-            out.put(args);
-        });
-        connection.write_all(&record).unwrap();
-        let message = read_record(&mut connection).unwrap().expect("a reply");
-        Reply::parse(&message).unwrap().results.to_vec()
+        call(&mut stream::connect(self.0), program, procedure, args)
     }
+}
+
+/// A call on a connection that stays open, and its results.
+pub(crate) fn call(connection: &mut TcpStream, program: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    let mut record = Vec::new();
+    put_record(&mut record, |out| {
+        CallHeader { xid: 7, program, version: 3, procedure, credential: OpaqueAuth::NONE }.put(out);
+        out.put(args);
+    });
+    connection.write_all(&record).unwrap();
+    let message = read_record(connection).unwrap().expect("a reply");
+    Reply::parse(&message).unwrap().results.to_vec()
 }
 
 /// Bytes with their length before them.

@@ -20,6 +20,7 @@ use crate::serve::args::{ProcessArgs, ServerArgs, SpinArgs};
 use crate::serve::engine::EngineWish;
 use crate::serve::kind::{Reporter, ServiceKind, Single};
 use crate::serve::launch::Launch;
+use crate::serve::limits::help_of;
 use crate::serve::listen::ListenEntry;
 use crate::serve::running::{Running, State};
 use crate::serve::workers::WorkersTable;
@@ -34,6 +35,7 @@ const BODY_BYTES_MAX: u64 = 64 << 20;
 
 /// HTTP server that answers every request with one page, or asks backends; with the flags of Fastsocket's demo server
 #[derive(Debug, Args)]
+#[command(mut_args(help_of(limits())))]
 pub(crate) struct DemoArgs {
     /// Workers, each pinned to a CPU of its own [default: one per CPU of the process, from --start-core on]
     #[arg(short, long, value_name = "N", value_parser = number::<1, 1024>)]
@@ -72,6 +74,12 @@ pub(crate) struct DemoArgs {
     config_limits: Option<PathBuf>,
     #[command(flatten)]
     process: ProcessArgs,
+}
+
+/// The limits of an HTTP server where nothing is said.
+fn limits() -> Limits {
+    // Cookies are long, and browsers keep connections for ever.
+    Limits { header_bytes_max: 8 << 10, idle_timeout_ms: 60_000, ..Limits::default() }
 }
 
 impl DemoArgs {
@@ -153,8 +161,7 @@ impl ServiceKind for Http {
     }
 
     fn limits(&self) -> Limits {
-        // Cookies are long, and browsers keep connections for ever.
-        Limits { header_bytes_max: 8 << 10, idle_timeout_ms: 60_000, ..Limits::default() }
+        limits()
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {

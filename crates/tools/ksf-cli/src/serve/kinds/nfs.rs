@@ -11,7 +11,7 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_fs::{Export, HandleSource};
 use ksf_nfs::drc::DrcLimits;
-use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, Settings, TRANSFER_BYTES_MAX};
+use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, Settings, TRANSFER_BYTES_MAX, transfer_bytes_max};
 use ksf_services::rpc::rpcbind::Registration;
 use serde::Deserialize;
 
@@ -22,6 +22,7 @@ use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
+use crate::serve::limits::help_of;
 use crate::serve::running::{Running, State};
 use crate::stats::{ClientSnapshot, Value};
 use crate::toml_file::{Mistake, Table};
@@ -29,12 +30,9 @@ use crate::toml_file::{Mistake, Table};
 /// Port of NFS.
 const PORT: u16 = 2049;
 
-/// What a message has besides the data of a WRITE, at most: headers, credential, handle.
-const AROUND_DATA_BYTES: usize = 2048;
-
 /// NFSv3 server: folders that clients mount
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, mut_args(help_of(limits())))]
 pub(crate) struct NfsArgs {
     #[command(subcommand)]
     pub(crate) tool: Option<NfsTool>,
@@ -96,17 +94,13 @@ impl ServiceKind for NfsServer {
     }
 
     fn limits(&self) -> Limits {
-        // Several READs and WRITEs of 1 MiB at a time.
-        Limits { connection_bytes_max: 16 << 20, ..Limits::default() }
+        limits()
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let message_bytes_max = launch.limits().message_bytes_max;
-        let settings = Settings {
-            files: self.files.settings("nfs", true)?,
-            drc: DrcLimits::default(),
-            transfer_bytes_max: transfer_bytes_max(message_bytes_max)?,
-        };
+        launch.listener_limits()?.iter().try_for_each(check)?;
+        let files = self.files.settings("nfs", true)?;
+        let settings = Settings { files, drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
         let nfs = Nfs::open(settings).map_err(explain)?;
         let service = nfs.service(launch.name()).map_err(|error| Failure::new(Status::Internal, error.to_string()))?;
         let programs = service.programs().clone();
@@ -126,8 +120,14 @@ impl ServiceKind for NfsServer {
             format!("{forgets}{}", mount.unwrap_or_default())
         };
         self.files.tell(&mut running, nfs.exports(), nfs.files().identities(), more);
-        Ok(running.with_state(Serving { nfs: Some(nfs), registration }))
+        Ok(running.keep_sizes().with_state(Serving { nfs: Some(nfs), registration }))
     }
+}
+
+/// The limits of an NFS server where nothing is said.
+fn limits() -> Limits {
+    // Several READs and WRITEs of 1 MiB at a time.
+    Limits { connection_bytes_max: 16 << 20, ..Limits::default() }
 }
 
 /// What a client types.
@@ -144,14 +144,17 @@ fn mount_line(address: SocketAddr, path: &Path) -> String {
     )
 }
 
-/// The greatest READ and WRITE that fit into messages.
-fn transfer_bytes_max(message_bytes_max: usize) -> Result<u32, Failure> {
-    let room = message_bytes_max.saturating_sub(AROUND_DATA_BYTES) / 4096 * 4096;
-    if room == 0 {
-        let what = format!("message_bytes_max is {message_bytes_max}, which leaves no room for the data of a WRITE");
-        return Err(Failure::new(Status::Data, what).remedy("let it be 8k at least; the default is 1088k"));
+/// Refuses limits of a listener without room for the data of a WRITE.
+fn check(limits: &Limits) -> Result<(), Failure> {
+    if transfer_bytes_max(limits) > 0 {
+        return Ok(());
     }
-    Ok(u32::try_from(room).map_or(TRANSFER_BYTES_MAX, |room| room.min(TRANSFER_BYTES_MAX)))
+    let Limits { message_bytes_max, connection_bytes_max, .. } = limits;
+    let what = format!(
+        "message_bytes_max is {message_bytes_max} and connection_bytes_max {connection_bytes_max}, which leaves no room for the \
+         data of a WRITE"
+    );
+    Err(Failure::new(Status::Data, what).remedy("let both be 8k at least; the defaults are 1088k and 16m"))
 }
 
 /// What is kept while it serves.
@@ -240,15 +243,21 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_writes_fit_into_messages() {
-        for (message_bytes_max, wanted) in [
-            (Limits::default().message_bytes_max, TRANSFER_BYTES_MAX),
-            (usize::MAX, TRANSFER_BYTES_MAX),
-            (64 << 10, 60 << 10),
-            (8 << 10, 4 << 10),
+    fn reads_and_writes_fit_into_messages_and_connections() {
+        let of =
+            |message_bytes_max, connection_bytes_max| Limits { message_bytes_max, connection_bytes_max, ..limits() };
+        for (limits, wanted) in [
+            (limits(), TRANSFER_BYTES_MAX),
+            (of(usize::MAX, usize::MAX), TRANSFER_BYTES_MAX),
+            (of(64 << 10, usize::MAX), 60 << 10),
+            (of(usize::MAX, 64 << 10), 60 << 10),
+            (of(8 << 10, 8 << 10), 4 << 10),
         ] {
-            assert_eq!(transfer_bytes_max(message_bytes_max).unwrap(), wanted);
+            assert_eq!(transfer_bytes_max(&limits), wanted);
+            check(&limits).unwrap();
         }
-        assert_eq!(transfer_bytes_max(4096).unwrap_err().status, Status::Data);
+        for limits in [of(4096, usize::MAX), of(usize::MAX, 4096)] {
+            assert_eq!(check(&limits).unwrap_err().status, Status::Data);
+        }
     }
 }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_fs::Export;
-use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings};
+use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings, msize_max};
 use serde::Deserialize;
 
 use super::export::{self, FileServer, explain};
@@ -20,6 +20,7 @@ use crate::output::{Failure, Status};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
+use crate::serve::limits::help_of;
 use crate::serve::running::{Running, State};
 use crate::stats::Value;
 use crate::toml_file::{Mistake, Table};
@@ -32,7 +33,7 @@ const FIDS_LIMIT: u64 = 1 << 20;
 
 /// 9P2000.L server: folders that Linux mounts
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, mut_args(help_of(limits())))]
 pub(crate) struct NinepArgs {
     #[command(subcommand)]
     pub(crate) tool: Option<NinepTool>,
@@ -98,17 +99,14 @@ impl ServiceKind for NinepServer {
     }
 
     fn limits(&self) -> Limits {
-        // Several reads and writes of 1 MiB at a time.
-        Limits { connection_bytes_max: 16 << 20, ..Limits::default() }
+        limits()
     }
 
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
-        let settings = Settings {
-            files: self.files.settings("9p", false)?,
-            msize_max: msize_max(launch.limits().message_bytes_max)?,
-            fids_max: self.fids_max as usize,
-        };
-        let msize = settings.msize_max;
+        launch.listener_limits()?.iter().try_for_each(check)?;
+        let files = self.files.settings("9p", false)?;
+        let settings = Settings { files, msize_max: MSIZE_MAX, fids_max: self.fids_max as usize };
+        let msize = msize_max(launch.limits());
         let ninep = Ninep::open(settings).map_err(explain)?;
         let service = ninep.service(launch.name());
         let mut running = launch.serve_on_shards(Arc::new(service))?.start(())?;
@@ -118,8 +116,14 @@ impl ServiceKind for NinepServer {
             line.map(|line| format!("; to mount it: {line}")).unwrap_or_default()
         };
         self.files.tell(&mut running, ninep.exports(), ninep.files().identities(), more);
-        Ok(running.with_state(Serving(Some(ninep))))
+        Ok(running.keep_sizes().with_state(Serving(Some(ninep))))
     }
+}
+
+/// The limits of a 9P server where nothing is said.
+fn limits() -> Limits {
+    // Several reads and writes of 1 MiB at a time.
+    Limits { connection_bytes_max: 16 << 20, ..Limits::default() }
 }
 
 /// What a client types. Linux before 6.16 mounts by IPv4 and by Unix sockets only.
@@ -136,15 +140,16 @@ fn mount_line(addresses: &[ListenAddr], path: &Path, msize: u32) -> Option<Strin
     addresses.iter().find_map(of_address)
 }
 
-/// The greatest message that is agreed on.
-fn msize_max(message_bytes_max: usize) -> Result<u32, Failure> {
-    match u32::try_from(message_bytes_max).map_or(MSIZE_MAX, |bytes| bytes.min(MSIZE_MAX)) {
-        msize if msize >= MSIZE_MIN => Ok(msize),
-        _ => {
-            let what = format!("message_bytes_max is {message_bytes_max}, and a client of 9P needs {MSIZE_MIN}");
-            Err(Failure::new(Status::Data, what).remedy("let it be 4k at least; the default is 1088k"))
-        }
+/// Refuses limits of a listener that are too low for clients.
+fn check(limits: &Limits) -> Result<(), Failure> {
+    if msize_max(limits) >= MSIZE_MIN {
+        return Ok(());
     }
+    let Limits { message_bytes_max, connection_bytes_max, .. } = limits;
+    let what = format!(
+        "message_bytes_max is {message_bytes_max} and connection_bytes_max {connection_bytes_max}, and a client of 9P needs {MSIZE_MIN}"
+    );
+    Err(Failure::new(Status::Data, what).remedy("let both be 4k at least; the defaults are 1088k and 16m"))
 }
 
 /// What is kept while it serves.
@@ -199,11 +204,19 @@ mod tests {
 
     #[test]
     fn messages_are_those_that_the_limits_let_through() {
-        for (message_bytes_max, wanted) in
-            [(Limits::default().message_bytes_max, MSIZE_MAX), (usize::MAX, MSIZE_MAX), (64 << 10, 64 << 10)]
-        {
-            assert_eq!(msize_max(message_bytes_max).unwrap(), wanted);
+        let of =
+            |message_bytes_max, connection_bytes_max| Limits { message_bytes_max, connection_bytes_max, ..limits() };
+        for (limits, wanted) in [
+            (limits(), MSIZE_MAX),
+            (of(usize::MAX, usize::MAX), MSIZE_MAX),
+            (of(64 << 10, usize::MAX), 64 << 10),
+            (of(usize::MAX, 64 << 10), 64 << 10),
+        ] {
+            assert_eq!(msize_max(&limits), wanted);
+            check(&limits).unwrap();
         }
-        assert_eq!(msize_max(4095).unwrap_err().status, Status::Data);
+        for limits in [of(4095, usize::MAX), of(usize::MAX, 4095)] {
+            assert_eq!(check(&limits).unwrap_err().status, Status::Data);
+        }
     }
 }

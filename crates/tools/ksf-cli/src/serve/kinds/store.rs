@@ -24,6 +24,7 @@ use crate::output::{Failure, Status, say};
 use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
+use crate::serve::limits::help_of;
 use crate::serve::running::Running;
 use crate::toml_file::{Mistake, Table};
 
@@ -46,7 +47,7 @@ const SEGMENTS: u64 = 64;
 
 /// Key-value server for clients of Redis and of HTTP: a write is acknowledged when it is on the disk
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, mut_args(help_of(limits())))]
 pub(crate) struct StoreArgs {
     #[command(subcommand)]
     pub(crate) tool: Option<StoreTool>,
