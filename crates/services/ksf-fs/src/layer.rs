@@ -46,8 +46,10 @@ pub(crate) const OBJECT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFl
 /// The bounds of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsOptions {
-    /// Descriptors that are kept open between calls, with those that wait to be closed; at most half of what the process may open
-    /// (RLIMIT_NOFILE). Default 4096.
+    /// Descriptors of the layer, besides a few that each call has for its time. Default: all that the process may open
+    /// (RLIMIT_NOFILE).
+    pub open_max: usize,
+    /// Descriptors that are kept open between calls, with those that wait to be closed; at most half of `open_max`. Default 4096.
     pub descriptors_max: usize,
     /// Objects whose place is known where the kernel opens no handles, for each export; about 250 bytes each. Default 262,144.
     pub table_entries_max: usize,
@@ -57,18 +59,27 @@ pub struct FsOptions {
     pub group_entries_max: usize,
     /// How long they are kept, in seconds. Default 60.
     pub group_seconds: u64,
-    /// Files with data that was written and not yet committed, at most a quarter of what the process may open; each has a
+    /// Files with data that was written and not yet committed, at most a quarter of `open_max`; each has a
     /// descriptor, beside those of `descriptors_max`. Connections have shares, as those of `open_files_max`. A write of one file more is
     /// synced by the thread that makes it. Default 2048.
     pub uncommitted_files_max: usize,
-    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of what the process may open. A connection has 8 of
+    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of `open_max`. A connection has 8 of
     /// half of them, and of the other half gets one more while it has fewer than are free. Default 65,536.
     pub open_files_max: usize,
+}
+
+impl FsOptions {
+    /// The least `open_max` that lowers none of the other bounds. `has_opens`: clients open files ([`Fs::open`]).
+    pub fn open_wanted(&self, has_opens: bool) -> usize {
+        let quarter = self.uncommitted_files_max.max(if has_opens { self.open_files_max } else { 0 });
+        (self.descriptors_max * 2).max(quarter * 4)
+    }
 }
 
 impl Default for FsOptions {
     fn default() -> Self {
         Self {
+            open_max: getrlimit(Resource::Nofile).current.map_or(usize::MAX, |max| max as usize),
             descriptors_max: 4096,
             table_entries_max: 262_144,
             attr_entries_max: 16_384,
@@ -165,7 +176,7 @@ impl Fs {
             what: "read random bytes for the verifier of writes",
             error,
         })?;
-        let open_max = getrlimit(Resource::Nofile).current.map_or(usize::MAX, |max| max as usize);
+        let open_max = options.open_max;
         Ok(Self {
             exports: Vec::new(),
             table_entries_max: options.table_entries_max,

@@ -5,6 +5,7 @@ mod accel_profiles;
 mod accel_systemd;
 mod command_line;
 mod demo;
+mod descriptors;
 mod ends;
 mod flow;
 mod idle;

@@ -35,6 +35,11 @@ pub(crate) trait ServiceKind: Debug {
         Limits::default()
     }
 
+    /// Descriptors that it may have besides those of its connections and a few of its own: of files, and of connections to backends.
+    fn descriptors_max(&self, _: &Limits) -> usize {
+        0
+    }
+
     /// Starts it. What is to be kept while it runs and to be ended is its [state](super::running::State).
     fn start(&self, launch: Launch) -> Result<Running, Failure>;
 }

@@ -37,6 +37,10 @@ pub(crate) struct Common {
     /// What is above the limits that a listener has of its own.
     pub(crate) limits_above: LimitFlags,
     pub(crate) resources: Resources,
+    /// Its part of the process's descriptors, for files and backends.
+    pub(crate) descriptors_max: usize,
+    /// Its part for connections.
+    pub(crate) connections_max: usize,
 }
 
 /// A service that is being started. A kind says in this order what it has: a kernel half or a program, the services at
@@ -93,6 +97,11 @@ impl Launch {
         let Sockets { addresses, passed } = &self.common.sockets;
         let entries = addresses.iter().map(|(_, entry)| entry).chain(passed.iter().map(|(_, entry)| entry));
         entries.map(|entry| entry.limits.over(&self.common.limits, &self.common.limits_above)).collect()
+    }
+
+    /// Descriptors that it may have for files and backends.
+    pub(crate) fn descriptors_max(&self) -> usize {
+        self.common.descriptors_max
     }
 
     /// How many shards there will be.
@@ -257,6 +266,7 @@ impl Launch {
             listeners,
             resources: common.resources,
             message_bytes_max,
+            connections_max: common.connections_max,
             keeps_sizes: false,
             state: Box::new(state),
             server,

@@ -3,6 +3,7 @@
 mod address;
 mod args;
 mod config;
+mod descriptors;
 mod engine;
 mod explain;
 mod kernel;
@@ -116,7 +117,7 @@ fn lock(services: &Services) -> std::sync::MutexGuard<'_, Vec<Service>> {
 }
 
 fn run(
-    plans: Vec<Plan>,
+    mut plans: Vec<Plan>,
     stats_args: &StatsArgs,
     loudness: Loudness,
     reporter: Option<Reporter>,
@@ -128,7 +129,7 @@ fn run(
             say(line);
         }
     };
-    raise_open_files();
+    let lowered = descriptors::divide(descriptors::raise(), &mut plans);
     ksf::give_back::keep();
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_ref()?)) {
         chat(&line);
@@ -162,6 +163,7 @@ fn run(
 
     ready.iter().for_each(|line| chat(line));
     notes.iter().for_each(|line| chat(line));
+    lowered.iter().for_each(|line| chat(line));
     if let Err(why) = &socket {
         chat(&format_args!("ksf stat cannot find this process ({why}); choose a socket with --stats-socket PATH"));
     }
@@ -311,19 +313,6 @@ fn say_counters(snapshot: &Snapshot) {
                 say(&format_args!("{}: {part}{} {}", service.name, counter.name, counter.value));
             }
         }
-    }
-}
-
-/// Raises the soft limit of open files to the hard one: a server's connections are descriptors, and the soft limit
-/// is low for the sake of programs that use select(2), which ksf does not.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if limit.current != limit.maximum
-        && let Err(error) = setrlimit(Resource::Nofile, raised)
-    {
-        say(&format_args!("warning: cannot raise the limit of open files: {error}"));
     }
 }
 

@@ -102,6 +102,8 @@ pub(crate) fn single(single: Single<Kind>, mut passed: Vec<Passed>) -> Result<Pl
         // What a flag says of one listener is nearer to it than what others say of all.
         limits_above: LimitFlags::default(),
         resources: Resources::resolve(&[], &process.resources),
+        descriptors_max: usize::MAX,
+        connections_max: usize::MAX,
     };
     sockets::all_taken(&passed)?;
     let source = Source::Flags { defaults, file: server.config_limits, flags: process.limits };
@@ -126,6 +128,8 @@ pub(crate) fn of_config(
             limits: config.limits_of(table, &args.limits)?,
             limits_above: args.limits.clone(),
             resources: config.resources_of(table, &args.resources),
+            descriptors_max: usize::MAX,
+            connections_max: usize::MAX,
         })
     };
     let common: Vec<Common> = config.services.iter().map(common).collect::<Result<_, _>>()?;

@@ -76,6 +76,8 @@ pub(crate) struct Running {
     pub(super) resources: Resources,
     /// What the service itself can take, whatever the limit says.
     pub(super) message_bytes_max: usize,
+    /// Connections that it may have by its part of the process's descriptors.
+    pub(super) connections_max: usize,
     /// Limits that decide the length of messages stay as they were at the start.
     pub(super) keeps_sizes: bool,
     pub(super) state: Box<dyn State>,
@@ -129,6 +131,7 @@ impl Running {
     /// These limits as the service can have them after `old`.
     fn bounded(&self, mut limits: Limits, old: &Limits) -> Limits {
         limits.message_bytes_max = limits.message_bytes_max.min(self.message_bytes_max);
+        limits.connections_max = limits.connections_max.min(self.connections_max);
         if self.keeps_sizes {
             let mut old = old.clone();
             SIZES.iter().for_each(|(_, of)| *of(&mut limits) = *of(&mut old));

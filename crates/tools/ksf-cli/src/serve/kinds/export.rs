@@ -70,13 +70,13 @@ impl FileServer {
         Ok(Self { exports, folder, state, lanes: lanes.map_or(LANES, |number| number.0) })
     }
 
-    /// Settings for a server of this kind. `sync_names`: default of exports without `names=`.
-    pub(super) fn settings(&self, kind: &str, sync_names: bool) -> Result<FileSettings, Failure> {
+    /// Settings for a server of this kind. `sync_names`: default of exports without `names=`. `open_max`: descriptors for files.
+    pub(super) fn settings(&self, kind: &str, sync_names: bool, open_max: usize) -> Result<FileSettings, Failure> {
         Ok(FileSettings {
             exports: self.exports.iter().map(|spec| spec.settings(&self.folder, sync_names)).collect(),
             state: self.state.clone().map_or_else(|| default_state(kind), Ok)?,
             lanes: LaneOptions { threads: self.lanes as usize },
-            fs: FsOptions::default(),
+            fs: FsOptions { open_max, ..FsOptions::default() },
         })
     }
 

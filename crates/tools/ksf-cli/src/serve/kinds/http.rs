@@ -164,6 +164,11 @@ impl ServiceKind for Http {
         limits()
     }
 
+    fn descriptors_max(&self, limits: &Limits) -> usize {
+        // One to a backend for each connection.
+        if self.backends.is_empty() { 0 } else { limits.connections_max }
+    }
+
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         let shards = launch.shards();
         // A system call for each connection: what the demo server is there to show.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf_fs::{Export, HandleSource};
+use ksf_fs::{Export, FsOptions, HandleSource};
 use ksf_nfs::drc::DrcLimits;
 use ksf_nfs::{ClientCounts, NFS_PROGRAM, Nfs, Settings, TRANSFER_BYTES_MAX, transfer_bytes_max};
 use ksf_services::rpc::rpcbind::Registration;
@@ -97,9 +97,13 @@ impl ServiceKind for NfsServer {
         limits()
     }
 
+    fn descriptors_max(&self, _: &Limits) -> usize {
+        FsOptions::default().open_wanted(false)
+    }
+
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         launch.listener_limits()?.iter().try_for_each(check)?;
-        let files = self.files.settings("nfs", true)?;
+        let files = self.files.settings("nfs", true, launch.descriptors_max())?;
         let settings = Settings { files, drc: DrcLimits::default(), transfer_bytes_max: TRANSFER_BYTES_MAX };
         let nfs = Nfs::open(settings).map_err(explain)?;
         let service = nfs.service(launch.name()).map_err(|error| Failure::new(Status::Internal, error.to_string()))?;

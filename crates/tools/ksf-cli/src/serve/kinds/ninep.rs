@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf_fs::Export;
+use ksf_fs::{Export, FsOptions};
 use ksf_ninep::{FIDS_MAX, MSIZE_MAX, MSIZE_MIN, Ninep, Settings, msize_max};
 use serde::Deserialize;
 
@@ -102,9 +102,13 @@ impl ServiceKind for NinepServer {
         limits()
     }
 
+    fn descriptors_max(&self, _: &Limits) -> usize {
+        FsOptions::default().open_wanted(true)
+    }
+
     fn start(&self, launch: Launch) -> Result<Running, Failure> {
         launch.listener_limits()?.iter().try_for_each(check)?;
-        let files = self.files.settings("9p", false)?;
+        let files = self.files.settings("9p", false, launch.descriptors_max())?;
         let settings = Settings { files, msize_max: MSIZE_MAX, fids_max: self.fids_max as usize };
         let msize = msize_max(launch.limits());
         let ninep = Ninep::open(settings).map_err(explain)?;

@@ -1,0 +1,193 @@
+//! Connections that do nothing take no descriptors from requests, and none from other services of the process.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+
+use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM};
+use ksf_proto::p9::{Data, NO_UID, Names, Request};
+use ksf_proto::xdr::XdrReader;
+use ksf_test::rpc::words;
+use ksf_test::stream;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::ninep;
+use crate::support::export::{Place, call, opaque};
+use crate::support::{Folder, Server, engines, first_cpu, value, wait_until};
+
+/// Files that requests open one after the other.
+const FILES: usize = 100;
+
+/// Starts `ksf ARGS`, which may have `open_max` descriptors.
+fn start(open_max: usize, args: &[&str], listeners: usize) -> Server {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={open_max}:{open_max}")).arg(env!("CARGO_BIN_EXE_ksf")).args(args);
+    Server::start_command(command, listeners)
+}
+
+/// More connections than there are descriptors, which do nothing. The server has refused some of them.
+fn strangers(server: &Server, address: SocketAddr, open_max: usize) -> Vec<TcpStream> {
+    let own = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: own.maximum, ..own }).unwrap();
+    let strangers = (0..open_max).map(|_| TcpStream::connect(address).unwrap()).collect();
+    wait_until("some are refused", || {
+        let stat = server.stat();
+        let services = stat["services"].as_array().unwrap().iter();
+        let refused = services.map(|service| value(&service["counters"], "refused_connections_max"));
+        refused.sum::<u64>() > 0
+    });
+    strangers
+}
+
+/// The handle of the exported folder.
+fn mount(connection: &mut TcpStream, place: &Place) -> Vec<u8> {
+    let export = place.export().canonicalize().unwrap();
+    let mounted = call(connection, MOUNT_PROGRAM, 1, &opaque(export.to_str().unwrap().as_bytes()));
+    assert_eq!(mounted[..4], [0; 4], "MNT");
+    XdrReader::new(&mounted[4..]).opaque(64).unwrap().to_vec()
+}
+
+/// Looks each file up, reads it, and makes another one.
+fn use_nfs(connection: &mut TcpStream, root: &[u8]) {
+    let mut ask = |procedure, args: Vec<u8>| {
+        let results = call(connection, NFS_PROGRAM, procedure, &args);
+        assert_eq!(results[..4], [0; 4], "procedure {procedure}");
+        results[4..].to_vec()
+    };
+    ask(1, opaque(root));
+    for number in 0..FILES {
+        let name = opaque(number.to_string().as_bytes());
+        let found = ask(3, [opaque(root), name].concat());
+        let file = XdrReader::new(&found).opaque(64).unwrap().to_vec();
+        ask(6, [opaque(&file), words(&[0, 0, 100])].concat());
+        ask(7, [opaque(&file), words(&[0, 0, 3, 2]), opaque(b"new")].concat());
+        let name = opaque(format!("new {number}").as_bytes());
+        ask(8, [opaque(root), name, words(&[0, 1, 0o644, 0, 0, 0, 0, 0])].concat());
+    }
+    ask(17, [opaque(root), words(&[0, 0, 0, 0, 8192, 32_768])].concat());
+}
+
+/// The same with 9P.
+fn use_ninep(client: &mut ninep::Client) {
+    for number in 0..FILES {
+        let name = number.to_string();
+        let mut buffer = Vec::new();
+        let names = Names::of(&[name.as_bytes()], &mut buffer).unwrap();
+        client.ask(Request::Walk { fid: 0, newfid: 1, names }).unwrap();
+        client.ask(Request::Lopen { fid: 1, flags: 2 }).unwrap();
+        client.ask(Request::Read { fid: 1, offset: 0, count: 100 }).unwrap();
+        client.ask(Request::Write { fid: 1, offset: 0, data: Data(b"new") }).unwrap();
+        client.ask(Request::Clunk { fid: 1 }).unwrap();
+        let name = format!("new {number}");
+        client.ask(Request::Mkdir { dfid: 0, name: name.as_bytes(), mode: 0o755, gid: NO_UID }).unwrap();
+    }
+}
+
+fn fill(place: &Place) {
+    (0..FILES).for_each(|number| fs::write(place.export().join(number.to_string()), "text").unwrap());
+}
+
+#[test]
+fn idle_connections_take_no_descriptors_from_requests() {
+    for (engine, open_max) in engines().into_iter().flat_map(|engine| [(engine, 64), (engine, 1024)]) {
+        for kind in ["nfs", "9p"] {
+            let place = Place::new();
+            fill(&place);
+            let export = format!("{},squash=all,anon={},names=async", place.export().display(), own_user());
+            let state = place.0.path("state");
+            let args = [
+                kind,
+                "--engine",
+                engine,
+                "--listen",
+                "tcp:127.0.0.1:0",
+                "--cpus",
+                &first_cpu(),
+                "--export",
+                &export,
+                "--state",
+            ];
+            let mut server = start(open_max, &[&args[..], &[state.to_str().unwrap()]].concat(), 1);
+            let line = server.line_with("connections_max is");
+            assert!(line.contains(&format!("the process may have {open_max} descriptors (ulimit -n)")), "{line}");
+            let address = server.address(" tcp ");
+            let (mut nfs, mut ninep) = match kind {
+                "nfs" => (Some(stream::connect(address)), None),
+                _ => (None, Some(ninep::Client::attached(&server))),
+            };
+            let root = nfs.as_mut().map(|connection| mount(connection, &place));
+            let strangers = strangers(&server, address, open_max);
+            if let (Some(connection), Some(root)) = (&mut nfs, &root) {
+                use_nfs(connection, root);
+            }
+            if let Some(client) = &mut ninep {
+                use_ninep(client);
+            }
+            drop(strangers);
+            server.stop();
+        }
+    }
+}
+
+/// `UID:GID` of this process.
+fn own_user() -> String {
+    format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+#[test]
+fn a_store_writes_and_saves_while_idle_connections_hold_what_they_can() {
+    for engine in engines() {
+        let folder = Folder::new();
+        let data = folder.path("data");
+        let args = [
+            "store",
+            "--engine",
+            engine,
+            "--log-bytes",
+            "8m",
+            "--listen",
+            "127.0.0.1:0",
+            "--cpus",
+            &first_cpu(),
+            "--data",
+        ];
+        let server = start(128, &[&args[..], &[data.to_str().unwrap()]].concat(), 1);
+        let address = server.address(" tcp ");
+        let mut client = stream::connect(address);
+        let mut ask = |command: &str| {
+            client.write_all(format!("{command}\r\n").as_bytes()).unwrap();
+            let mut reply = [0; 5];
+            client.read_exact(&mut reply).unwrap();
+            assert_eq!(&reply, b"+OK\r\n", "{command}");
+        };
+        let strangers = strangers(&server, address, 128);
+        for number in 0..FILES {
+            ask(&format!("SET key{number} value"));
+        }
+        ask("SAVE");
+        drop(strangers);
+        server.stop();
+    }
+}
+
+#[test]
+fn a_service_with_idle_connections_leaves_others_their_connections() {
+    let place = Place::new();
+    fill(&place);
+    let text = format!(
+        "engine = \"epoll\"\ncpus = \"{}\"\n[[service]]\nname = \"public\"\nkind = \"echo\"\nlisten = [\"tcp:127.0.0.1:0\"]\n\
+         [[service]]\nname = \"files\"\nkind = \"nfs\"\nexports = [\"export,squash=all,anon={}\"]\nstate = \"state\"\n\
+         listen = [\"tcp:127.0.0.1:0\"]\n",
+        first_cpu(),
+        own_user()
+    );
+    let path = place.0.write("ksf.toml", text);
+    let server = start(256, &["serve", path.to_str().unwrap()], 2);
+    let strangers = strangers(&server, server.address("public tcp "), 256);
+    let mut connection = stream::connect(server.address("files tcp "));
+    let root = mount(&mut connection, &place);
+    use_nfs(&mut connection, &root);
+    drop(strangers);
+    server.stop();
+}
