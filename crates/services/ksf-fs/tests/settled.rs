@@ -5,7 +5,7 @@ use crate::common::{Served, on_lane, root};
 use ksf_fs::{CreateHow, ExportOptions, Lane, Node, OpenHow, Resize, SetAttr, SetTime, Squash, Stable, Time};
 
 const NONE: SetAttr = SetAttr { mode: None, uid: None, gid: None, size: None, atime: None, mtime: None };
-const MODE: SetAttr = SetAttr { mode: Some(0o600), ..NONE };
+const MODE: SetAttr = SetAttr { mode: Some(0o700), ..NONE };
 const TIMED: SetAttr = SetAttr { mtime: Some(SetTime::To(Time { seconds: 5, nanos: 0 })), ..NONE };
 
 /// Makes each call, and tells how often something was brought to the medium by it.
@@ -42,6 +42,8 @@ fn settled(served: &Served, lane: &mut Lane) -> Vec<(&'static str, u64)> {
     count("remove");
     fs.rmdir(lane, root, dir, b"old").result.unwrap();
     count("rmdir");
+    // Without root the handle of a file goes with its last seen name.
+    fs.lookup(lane, root, dir, b"file").result.unwrap();
     fs.setattr(lane, root, &file, &MODE, None, Resize::Owner).result.unwrap();
     count("setattr");
     fs.setattr(lane, root, &folder, &MODE, None, Resize::Owner).result.unwrap();
