@@ -81,6 +81,7 @@ fn special(name: &str) -> &'static [&'static str] {
         "copy" => &["COPY $list {b}copy REPLACE"],
         "discard" => &["MULTI", "GET $string", "DISCARD"],
         "exec" => &["MULTI", "GET $string", "LRANGE $list 0 -1", "EXEC"],
+        "hello" => &["HELLO 2"],
         "ksf.backup" => &["KSF.BACKUP BEGIN"],
         "linsert" => &["LINSERT $list BEFORE 1 2"],
         "lmove" => &["LMOVE $list $list LEFT RIGHT"],
