@@ -631,14 +631,13 @@ impl Shard {
     ///
     /// Expired keys are removed first, because a later removal would count as a change. A log without room keeps them.
     pub fn watch(&mut self, keys: &[&[u8]], clock: Clock) -> (Vec<Seen>, Needs) {
-        let removed = self.update(keys, clock, |update| {
-            for key in keys {
-                update.remove_ended(key);
+        for key in keys {
+            // Each for itself: one that stays, for want of room, keeps no other.
+            let removed = self.update(&[*key], clock, |update| update.remove_ended(key));
+            if matches!(removed, Err(UpdateError::Undone)) {
+                // No command waits for it.
+                self.undone();
             }
-        });
-        if matches!(removed, Err(UpdateError::Undone)) {
-            // No command waits for it.
-            self.undone();
         }
         self.read(keys, clock.now_ms, |view| keys.iter().map(|key| view.see(key)).collect())
     }

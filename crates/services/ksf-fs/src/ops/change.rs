@@ -81,7 +81,7 @@ impl Fs {
     /// Sets the time of the last change to now, as chown(2) does without an owner and a group.
     pub fn set_ctime(&self, lane: &mut Lane, credential: &Credential, object: XattrOf<'_>) -> Result<(), FsError> {
         self.at_path(lane, credential, object, true, |path| rustix::fs::chown(path, None, None))?;
-        self.owe_names_of(lane, object)
+        self.owe_names(lane, object.handle())
     }
 
     /// Changes attributes as the caller. `content`: the file open for writing, with a new size; the caller may write to it.

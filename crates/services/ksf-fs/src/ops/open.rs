@@ -22,7 +22,7 @@ use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
-use crate::ops::{Entry, XattrOf};
+use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
 use crate::shares::{Shares, Slot};
 use crate::sys::{self, RawLock, access};
@@ -270,7 +270,7 @@ impl Fs {
         let opened = OpenFile::new(call.export, (handle.clone(), file_type), file, how, call.caller);
         if how.truncate {
             // The length is an attribute.
-            self.owe_names_of(lane, XattrOf::Open(&opened))?;
+            self.owe_names(lane, handle)?;
         }
         Ok((opened, attr))
     }
@@ -421,7 +421,7 @@ impl Fs {
         };
         lane.as_caller(&call.caller, || self.change(opened_file, content, to))??;
         drop(order);
-        self.owe_names_of(lane, XattrOf::Open(file))
+        self.owe_names(lane, &opened.handle)
     }
 
     /// The attributes of what is open.

@@ -12,22 +12,12 @@ use crate::export::Export;
 use crate::handle::Handle;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node};
-use crate::ops::XattrOf;
 use crate::owed::What;
 
 impl Fs {
     /// What an operation has changed of a folder's entries, or of an object's attributes, is to be brought to the medium.
     pub(crate) fn owe_names(&self, lane: &mut Lane, handle: &Handle) -> Result<(), FsError> {
         if self.export(handle)?.options().sync_names { self.owe(lane, handle, What::Names) } else { Ok(()) }
-    }
-
-    /// [`Fs::owe_names`] after a change of an object. An open one that had lost its last name before owes nothing: it is found by nobody
-    /// after a crash, as a temporary file.
-    pub(crate) fn owe_names_of(&self, lane: &mut Lane, object: XattrOf<'_>) -> Result<(), FsError> {
-        match object {
-            XattrOf::Open(file) if self.attr_open(lane, file).is_ok_and(|attr| attr.nlink == 0) => Ok(()),
-            object => self.owe_names(lane, object.handle()),
-        }
     }
 
     /// Brings a folder's entries, or a file's attributes, to the medium. To be called without a lock: calls that wait for the medium
@@ -46,9 +36,10 @@ impl Fs {
         let synced = match opened {
             Ok(Some(object)) => rustix::fs::fsync(object),
             Ok(None) => return Ok(()),
-            // Stale: another call or a local program has removed the object since the change, or a local program has renamed it, and
-            // the server is not root and has lost its place. A crash may undo a removal that is not durable yet: the object would come
-            // back without the change, which was answered. Nothing tells the folder whose sync brings both to the medium.
+            // Stale: another call or a local program has removed the object, before the change of an open file or after any change; or a
+            // local program has renamed it, and the server is not root and has lost its place. A crash may undo a removal that is not
+            // durable yet: the object would come back without the change, which was answered. Nothing tells the folder whose sync brings
+            // both to the medium.
             // Access: the server is not root, and may change the object but not read it.
             // TryLater: there are no descriptors, and a client that is told to come later would make the change twice.
             Err(error) if matches!(error.kind(), ErrorKind::Access | ErrorKind::Stale | ErrorKind::TryLater) => {
@@ -83,7 +74,7 @@ mod tests {
     use crate::attr::SetAttr;
     use crate::common::{Served, root};
     use crate::export::HandleSource;
-    use crate::ops::{CreateHow, OpenHow, XattrHow};
+    use crate::ops::CreateHow;
     use crate::sys;
 
     /// Syncs made for a new file whose directory a local program changes before they begin.
@@ -126,31 +117,5 @@ mod tests {
         without_kernel_handles(|| assert_eq!(synced_after(HandleSource::Table, remove), 1));
         let Some(()) = root_or_skip("file handles") else { return };
         assert_eq!(synced_after(HandleSource::Kernel, remove), 1);
-    }
-
-    /// Programs use temporary files so.
-    #[test]
-    fn change_of_an_open_file_that_was_removed_before_it_costs_no_sync() {
-        without_kernel_handles(|| {
-            let (served, mut lane) = (Served::open_to_all(), Lane::attach().unwrap());
-            let (fs, file) = (&served.fs, served.make(&mut lane, "file").handle);
-            let how = OpenHow { write: true, ..OpenHow::READ };
-            let (open, _) = fs.open(&mut lane, &root(), &file, how).unwrap();
-            fs.remove(&mut lane, &root(), served.root(), b"file").result.unwrap();
-            let before = fs.counters().settled;
-            let to = SetAttr { size: Some(7), ..SetAttr::default() };
-            fs.setattr_open(&mut lane, &root(), &open, &to).unwrap();
-            fs.set_ctime(&mut lane, &root(), XattrOf::Open(&open)).unwrap();
-            match fs.set_xattr(&mut lane, &root(), XattrOf::Open(&open), (b"user.a", b"b"), XattrHow::Any) {
-                // The file system has no user attributes.
-                Err(error) if error.kind() == ErrorKind::NotSupported => {}
-                set => {
-                    set.unwrap();
-                    fs.remove_xattr(&mut lane, &root(), XattrOf::Open(&open), b"user.a").unwrap();
-                }
-            }
-            fs.open_again(&mut lane, &root(), &open, OpenHow { truncate: true, ..how }).unwrap();
-            assert_eq!(fs.counters().settled - before, 0);
-        });
     }
 }

@@ -86,7 +86,7 @@ impl Fs {
             XattrHow::Replace => XattrFlags::REPLACE,
         };
         self.at_path(lane, credential, object, true, |path| rustix::fs::setxattr(path, name.as_c_str(), value, flags))?;
-        self.owe_names_of(lane, object)
+        self.owe_names(lane, object.handle())
     }
 
     /// Removes an attribute.
@@ -99,7 +99,7 @@ impl Fs {
     ) -> Result<(), FsError> {
         let name = checked(name)?;
         self.at_path(lane, credential, object, true, |path| rustix::fs::removexattr(path, name.as_c_str()))?;
-        self.owe_names_of(lane, object)
+        self.owe_names(lane, object.handle())
     }
 
     /// By its name in /proc: the kernel takes no descriptor that is open without its content.
