@@ -191,24 +191,20 @@ fn to_lane(lanes: &Lanes, account: &Account, ending: Ending, caller: Caller, req
     lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, caller, request, lane));
 }
 
-/// Answers a call that is not carried out, with the attributes of its objects. A thread of its own export looks at each: no thread of one
-/// export waits for the disk of another.
-fn refuse(lanes: &Lanes, account: &Account, ending: Ending, status: Status, [first, second]: Objects) {
+/// Answers a call that is not carried out, with the attributes of its objects in the export of the first. Those in another export are
+/// left out: no call of one export waits for the disk of another.
+fn refuse(lanes: &Lanes, account: &Account, ending: Ending, status: Status, objects: Objects) {
     let core = Arc::clone(&ending.core);
-    let share = first.as_ref().or(second.as_ref()).map_or(0, |handle| core.fs.share_of(handle));
+    let share = objects.iter().flatten().next().map_or(0, |handle| core.fs.share_of(handle));
     let bytes = size_of::<Ending>() + size_of::<Objects>();
     lanes.submit_for(account, share, Length::Short, bytes, move |lane| {
-        let first = first.and_then(|handle| core.fs.getattr(lane, &handle).ok());
-        let answer = move |ending: Ending, second| {
-            let mut results = Vec::with_capacity(256);
-            put_not_begun(&mut results, ending.procedure, status, [first, second]);
-            ending.answer(status, &results);
-        };
-        let Some(second) = second else { return answer(ending, None) };
-        lane.leave(core.fs.share_of(&second), bytes, move |lane| {
-            let second = core.fs.getattr(lane, &second).ok();
-            answer(ending, second);
+        let attr = objects.map(|object| {
+            let here = object.filter(|handle| core.fs.share_of(handle) == share);
+            here.and_then(|handle| core.fs.getattr(lane, &handle).ok())
         });
+        let mut results = Vec::with_capacity(256);
+        put_not_begun(&mut results, ending.procedure, status, attr);
+        ending.answer(status, &results);
     });
 }
 

@@ -283,10 +283,12 @@ fn another_client_understands_errors_of_limits() {
 
     let rename = RENAME3args { from: named(&root, "file"), to: named(&other, "file") };
     let (status, fail) = failed(client.rename(&rename));
-    assert_eq!((status, fail.todir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
+    let told = (fail.fromdir_wcc.after.is_some(), fail.todir_wcc.after.is_some());
+    assert_eq!((status, told), (nfsstat3::NFS3ERR_XDEV, (true, false)));
     let link = LINK3args { file: file.clone(), link: named(&other, "file") };
     let (status, fail) = failed(client.link(&link));
-    assert_eq!((status, fail.linkdir_wcc.after.is_some()), (nfsstat3::NFS3ERR_XDEV, true));
+    let told = (fail.file_attributes.is_some(), fail.linkdir_wcc.after.is_some());
+    assert_eq!((status, told), (nfsstat3::NFS3ERR_XDEV, (true, false)));
 
     let offset = done(client.fsinfo(&root.clone().into())).maxfilesize;
     let (stable, data) = (stable_how::UNSTABLE, Opaque::borrowed(b"x"));
