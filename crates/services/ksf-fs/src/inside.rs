@@ -12,9 +12,10 @@ use rustix::fs::{AtFlags, Mode as Permissions, OFlags, RawDir, ResolveFlags};
 use rustix::io::{Errno, Result as SysResult};
 
 use crate::attr::ASKED;
+use crate::attr_cache::AttrCache;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
-use crate::layer::{INSIDE, OBJECT, process_name};
+use crate::layer::{Fs, INSIDE, OBJECT, process_name};
 
 /// Levels that one call goes up: a path has 4095 bytes at most.
 const UP_MAX: usize = 1024;
@@ -26,19 +27,22 @@ pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
     go_up(folder, 1)
 }
 
-/// An error unless the root of the export is above the folder, or is it. `process`: `/proc/self/fd`.
-pub(crate) fn check_inside(process: &OwnedFd, export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
-    let root = (export.root_inode, export.device);
-    for _ in 0..TRIES {
-        let look = Look { process, root, root_path: read_path(process, &export.root_descriptor)? };
-        match look.at(folder) {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno.into()),
-            Err(_) => break,
+impl Fs {
+    /// Fails with [`ErrorKind::Stale`] unless the root of the export is above the folder, or is it.
+    pub(crate) fn check_inside(&self, export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
+        let (process, root) = (&self.process, (export.root_inode, export.device));
+        for _ in 0..TRIES {
+            let root_path = read_path(process, &export.root_descriptor)?;
+            let look = Look { process, attrs: &self.attrs, root, root_path };
+            match look.at(folder) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno.into()),
+                Err(_) => break,
+            }
         }
+        Err(ErrorKind::Stale.into())
     }
-    Err(ErrorKind::Stale.into())
 }
 
 /// Position of a directory by its path.
@@ -53,7 +57,9 @@ enum Place {
 }
 
 struct Look<'a> {
+    /// `/proc/self/fd`.
     process: &'a OwnedFd,
+    attrs: &'a AttrCache,
     /// Inode and device of the root.
     root: (u64, (u32, u32)),
     root_path: Vec<u8>,
@@ -118,7 +124,34 @@ impl Look<'_> {
             },
         };
         let child = above.as_ref().unwrap_or(folder);
-        Ok((entry_up(self.process, child)?, inode(child)?.1) == (Some(self.root.0), self.root.1))
+        Ok((self.entry_up(child)?, inode(child)?.1) == (Some(self.root.0), self.root.1))
+    }
+
+    /// The inode number of a directory's entry `..`, whatever is mounted there. File systems list it first, and ext4 anywhere in a
+    /// directory of one block, whose entries fit into two buffers.
+    fn entry_up(&self, folder: &OwnedFd) -> SysResult<Option<u64>> {
+        let open = |more| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
+            rustix::fs::openat(self.process, process_name(folder), flags, Permissions::empty())
+        };
+        let (folder, _changing) = match open(OFlags::NOATIME) {
+            // Only the owner and root read without a change of the access time.
+            Err(Errno::PERM) => (open(OFlags::empty())?, Some(self.attrs.changing_unknown())),
+            folder => (folder?, None),
+        };
+        let mut memory = [MaybeUninit::uninit(); 4096];
+        let mut entries = RawDir::new(folder, &mut memory);
+        for _ in 0..2 {
+            while let Some(entry) = entries.next().transpose()? {
+                if entry.file_name() == c".." {
+                    return Ok(Some(entry.ino()));
+                }
+                if entries.is_buffer_empty() {
+                    break;
+                }
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -126,21 +159,6 @@ impl Look<'_> {
 fn inode(object: &OwnedFd) -> SysResult<(u64, (u32, u32))> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
     Ok((stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)))
-}
-
-/// The inode number of a directory's entry `..`, whatever is mounted there. File systems list it first, and ext4 anywhere in a directory of
-/// one block.
-fn entry_up(process: &OwnedFd, folder: &OwnedFd) -> SysResult<Option<u64>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::openat(process, process_name(folder), flags, Permissions::empty())?;
-    let mut memory = [MaybeUninit::uninit(); 4096];
-    let mut entries = RawDir::new(folder, &mut memory);
-    while let Some(entry) = entries.next().transpose()? {
-        if entry.file_name() == c".." {
-            return Ok(Some(entry.ino()));
-        }
-    }
-    Ok(None)
 }
 
 fn place_of(root: &[u8], path: &[u8]) -> Place {
@@ -247,6 +265,7 @@ mod tests {
         let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, ASKED).unwrap();
         let look = Look {
             process: &process,
+            attrs: &AttrCache::new(0),
             root: (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)),
             root_path: read_path(&process, &root).unwrap(),
         };

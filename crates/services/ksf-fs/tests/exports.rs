@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use crate::common::{Served, kind, on_lane, root, wait_until_old};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource, SetAttr, Squash};
 use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip, succeeds};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Why a path cannot be exported beside those that are.
 fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
@@ -356,6 +359,11 @@ fn the_way_up_ends_at_the_root_whatever_is_mounted_there() {
                     succeeds(&["mount", "-t", "tmpfs", "tmpfs", &data]);
                 }
                 fs::create_dir_all(format!("{data}/a/b/c")).unwrap();
+                // Older than the last change: `relatime` renews it at the next read.
+                let old = fs::FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH);
+                for name in ["", "a", "a/b", "a/b/c"] {
+                    fs::File::open(format!("{data}/{name}")).unwrap().set_times(old).unwrap();
+                }
                 let lane = &mut ksf_fs::Lane::attach().unwrap();
                 let mut layer = Fs::new(FsOptions::default()).unwrap();
                 let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
@@ -369,12 +377,19 @@ fn the_way_up_ends_at_the_root_whatever_is_mounted_there() {
                     succeeds(&[cover, &[data.as_str()]].concat());
                 }
                 let what = format!("mount point {is_mount_point}, covered by {cover:?}");
+                let atime = |lane: &mut ksf_fs::Lane, handle| layer.getattr(lane, handle).unwrap().atime;
                 let fileid = |lane: &mut ksf_fs::Lane, handle| layer.getattr(lane, handle).unwrap().fileid;
                 for depth in 0..chain.len() {
                     let above = &chain[depth.saturating_sub(1)];
+                    let before = atime(lane, &chain[depth]);
                     let found = layer.lookup(lane, &root(), &chain[depth], b"..").result;
                     let found = found.map(|found| (found.handle, found.attr.fileid));
                     assert_eq!(found, Ok((above.clone(), fileid(lane, above))), "{what}, depth {depth}");
+                    assert_eq!(
+                        atime(lane, &chain[depth]),
+                        before,
+                        "{what}, depth {depth}: a look-up reads no directory"
+                    );
                     let mut listed = None;
                     let take = &mut |entry: ksf_fs::Entry<'_>| {
                         listed = listed.or((entry.name == b"..").then_some(entry.fileid));
@@ -393,6 +408,51 @@ fn the_way_up_ends_at_the_root_whatever_is_mounted_there() {
                 }
             }
         }
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// Another thread takes the last descriptors and gives them back meanwhile.
+#[test]
+fn a_covered_root_is_found_or_the_client_is_to_ask_again() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        fs::create_dir_all("/run/data/a").unwrap();
+        let lane = &mut ksf_fs::Lane::attach().unwrap();
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = layer.add_export("/run/data".as_ref(), "/run/state".as_ref(), options).unwrap();
+        let a = layer.lookup(lane, &root(), export.root(), b"a").result.unwrap().handle;
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/data"]);
+        let own = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(128), ..own }).unwrap();
+        let is_done = AtomicBool::new(false);
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    drop(fs::File::open("/dev/null"));
+                }
+            });
+            let mut others = Vec::new();
+            let mut refused = None;
+            for round in 0..10_000 {
+                others.extend(std::iter::from_fn(|| fs::File::open("/dev/null").ok()));
+                others.truncate(others.len() - round % 4 - 1);
+                let up = layer.lookup(lane, &root(), &a, b"..").result.map(|found| found.handle);
+                let is_right = match &up {
+                    Ok(above) => above == export.root(),
+                    Err(error) => error.kind() == ErrorKind::TryLater,
+                };
+                if !is_right {
+                    refused = Some((round, up));
+                    break;
+                }
+            }
+            is_done.store(true, Ordering::Relaxed);
+            refused
+        });
+        setrlimit(Resource::Nofile, own).unwrap();
+        assert_eq!(refused, None);
     };
     std::thread::scope(|scope| scope.spawn(mounted).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

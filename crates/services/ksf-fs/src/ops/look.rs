@@ -12,7 +12,7 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
-use crate::inside::{check_inside, open_up};
+use crate::inside::open_up;
 use crate::lane::Lane;
 use crate::layer::{Fs, Node, checked_name, name_error};
 use crate::rights::Question;
@@ -114,15 +114,19 @@ impl Fs {
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
             let above = lane.as_caller(&call.caller, || self.with_room(call.export, || open_up(&node.descriptor)))?;
-            let above = match above {
-                // A mount is on the folder above: that may be the root.
-                Err(Errno::XDEV) if check_inside(&self.process, call.export, &node.descriptor).is_ok() => {
-                    let root = call.export.root();
-                    return Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr });
-                }
-                above => above.map_err(name_error)?,
-            };
-            check_inside(&self.process, call.export, &above)?;
+            // A mount is on the folder above: that may be the root.
+            if above.as_ref().is_err_and(|errno| *errno == Errno::XDEV) {
+                return match self.check_inside(call.export, &node.descriptor) {
+                    Ok(()) => {
+                        let root = call.export.root();
+                        Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr })
+                    }
+                    Err(error) if error.kind() == ErrorKind::Stale => Err(name_error(Errno::XDEV)),
+                    Err(error) => Err(error),
+                };
+            }
+            let above = above.map_err(name_error)?;
+            self.check_inside(call.export, &above)?;
             return self.found(call.export, above, Mode::Path, None);
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
