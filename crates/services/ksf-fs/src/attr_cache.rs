@@ -11,7 +11,8 @@
 //!
 //! The exception is a removal or a rename of a name for whose object the kernel gives no handle: all entries are forgotten after the
 //! change ([`AttrCache::changing_unknown`]) instead of before it, since calls that fail must not empty the cache. An entry of that object
-//! may be answered for this moment. The change is not answered before, so the second sentence holds here, too.
+//! may be answered for this moment. The change itself is not answered before; another reply may show it earlier, and a later call may
+//! then get the older attributes.
 //!
 //! The table has a fixed number of slots, and an object has one of them, by its inode. Objects that share a slot push each other
 //! out, and a change of one forgets the other: the cache then answers less than it could, and never anything wrong. The export
