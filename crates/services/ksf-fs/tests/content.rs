@@ -244,8 +244,8 @@ fn a_file_that_a_local_program_removes_gives_its_room_back() {
             assert!(free_blocks() < before);
             fs::remove_file("/run/data/file").unwrap();
             assert!(free_blocks() < before, "a descriptor is open");
-            // The passes of 32 seconds: data that nobody commits is brought to the medium first.
-            (0..32).for_each(|_| settle(lane, layer, &layer.close_idle()));
+            // The passes of 20 seconds: a descriptor that was used is closed at the second look, and there is one each 10 seconds.
+            (0..20).for_each(|_| settle(lane, layer, &layer.close_idle()));
             wait_until(format_args!("{stable:?}: the room is given back"), || free_blocks() == before);
         }
     });
