@@ -1,18 +1,21 @@
-//! No GETATTR on an exclusive export tells older attributes than a reply before it told.
+//! No GETATTR on an exclusive export tells older attributes than a reply before it told. On all others the next call sees the changes of
+//! local programs, whether the shard answers or a lane.
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::{Attr, Client, OK, Place, handle, made, mode, named, read_args, wcc, write_args};
+use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, wcc, write_args};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
 use ksf_proto::xdr::XdrReader;
-use ksf_test::Random;
 use ksf_test::rpc::words;
+use ksf_test::{Random, wait_until};
 
+const NOENT: u32 = 2;
 const STALE: u32 = 70;
 
 /// Changes of names are not brought to the medium: that is not what is tested, and takes time.
@@ -204,4 +207,138 @@ fn attributes_never_go_back_in_time_for_clients_that_talk_to_each_other() {
         assert!(serving.nfs.files().fs_counters().attr_hits > 0, "some were answered on the shard");
         serving.stop();
     }
+}
+
+/// A server that answers on the shard, and its truth: the folder.
+struct Local<'a> {
+    place: &'a Place,
+    serving: &'a Serving,
+    root: Vec<u8>,
+}
+
+impl Local<'_> {
+    /// Calls until the shard has answered. Each answer must be right, that of the first call, too.
+    fn asks(&self, client: &mut Client, what: &str, (procedure, args): (u32, &[u8]), check: impl Fn(u32, &[u8])) {
+        let at_once = || self.serving.nfs.files().fs_counters().warm;
+        wait_until(format!("{what} is answered at once"), || {
+            let before = at_once();
+            let (status, rest) = client.nfs(procedure, args);
+            check(status, &rest);
+            at_once() > before
+        });
+    }
+
+    fn gets_attributes(&self, client: &mut Client, object: &[u8], name: &str) {
+        let known = fs::symlink_metadata(self.place.path(name)).unwrap();
+        self.asks(client, &format!("GETATTR of {name:?}"), (1, &handle(object)), |status, rest| {
+            assert_eq!(status, OK);
+            let told = Attr::read(&mut XdrReader::new(rest));
+            let time = |seconds: i64, nanos: i64| (seconds as u64) << 32 | nanos as u64;
+            assert_eq!((told.size, told.nlink, told.fileid), (known.len(), known.nlink() as u32, known.ino()));
+            assert_eq!((told.mode, told.ctime), (known.mode() & 0o7777, time(known.ctime(), known.ctime_nsec())));
+        });
+    }
+
+    fn looks_up(&self, client: &mut Client, name: &str) {
+        let known = fs::symlink_metadata(self.place.path(name)).ok();
+        let args = named(&self.root, name);
+        let check = |status, rest: &[u8]| match &known {
+            Some(known) => {
+                assert_eq!(status, OK, "{name}");
+                let mut r = XdrReader::new(rest);
+                r.opaque(64).unwrap();
+                assert_eq!(Attr::read_option(&mut r).unwrap().fileid, known.ino(), "{name}");
+            }
+            None => assert_eq!(status, NOENT, "{name}"),
+        };
+        if known.is_some() || ksf_test::keeps_absent_names(&self.place.path("")) {
+            self.asks(client, &format!("LOOKUP of {name}"), (3, &args), check);
+        } else {
+            let (status, rest) = client.nfs(3, &args);
+            check(status, &rest);
+        }
+    }
+
+    fn reads(&self, client: &mut Client, file: &[u8], name: &str) {
+        let known = fs::read(self.place.path(name)).unwrap();
+        let args = read_args(file, 0, known.len() as u32);
+        let check = |status, rest: &[u8]| {
+            assert_eq!(status, OK);
+            assert!(rest.ends_with(&known), "READ of {name}: {:?} and not {:?}", rest.last(), known.last());
+        };
+        if ksf_test::reads_at_once(&self.place.path("")) {
+            self.asks(client, &format!("READ of {name}"), (6, &args), check);
+        } else {
+            let (status, rest) = client.nfs(6, &args);
+            check(status, &rest);
+        }
+    }
+
+    fn reads_link(&self, client: &mut Client, name: &str) {
+        let link = client.lookup(&self.root, name);
+        let rest = client.done(5, &handle(&link));
+        let mut r = XdrReader::new(&rest);
+        assert!(Attr::read_option(&mut r).is_some());
+        let known = fs::read_link(self.place.path(name)).unwrap();
+        assert_eq!(r.opaque(4096).unwrap(), known.as_os_str().as_encoded_bytes());
+    }
+}
+
+#[test]
+fn a_local_change_is_seen_by_the_next_call() {
+    let place = Place::new();
+    let path = |name: &str| place.path(name);
+    fs::write(path("file"), [b'a'; 8192]).unwrap();
+    fs::write(path("other"), "other").unwrap();
+    symlink("file", path("link")).unwrap();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&path("")).unwrap();
+    let file = client.lookup(&root, "file");
+    let local = Local { place: &place, serving: &serving, root: root.clone() };
+
+    for byte in b'b'..b'f' {
+        local.gets_attributes(&mut client, &file, "file");
+        local.reads(&mut client, &file, "file");
+        let content = fs::File::options().write(true).open(path("file")).unwrap();
+        content.write_all_at(&[byte; 8192], 0).unwrap();
+        drop(content);
+        local.reads(&mut client, &file, "file");
+        local.gets_attributes(&mut client, &file, "file");
+    }
+    // With or without root: all may read, or nobody.
+    let mut user = serving.user(1000, 1000, &[]);
+    for mode in [0o644, 0, 0o444, 0] {
+        fs::set_permissions(path("file"), fs::Permissions::from_mode(mode)).unwrap();
+        local.gets_attributes(&mut client, &file, "file");
+        let may_read = u32::from(fs::metadata(path("file")).unwrap().mode() & 0o444 != 0);
+        local.asks(&mut user, "ACCESS", (4, &[handle(&file), words(&[1])].concat()), |status, rest| {
+            assert_eq!((status, &rest[rest.len() - 4..]), (OK, &may_read.to_be_bytes()[..]), "mode {mode:o}");
+        });
+    }
+    fs::set_permissions(path("file"), fs::Permissions::from_mode(0o644)).unwrap();
+
+    let looks_up = |client: &mut Client| ["file", "other", "new"].map(|name| local.looks_up(client, name));
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("made", &|| fs::write(path("new"), "").unwrap()),
+        ("renamed", &|| fs::rename(path("file"), path("moved")).unwrap()),
+        ("replaced", &|| fs::rename(path("new"), path("other")).unwrap()),
+        ("made after it was missing", &|| fs::create_dir(path("new")).unwrap()),
+        ("removed", &|| fs::remove_dir(path("new")).unwrap()),
+    ];
+    looks_up(&mut client);
+    for (what, change) in changes {
+        local.gets_attributes(&mut client, &root, "");
+        println!("{what}");
+        change();
+        looks_up(&mut client);
+        local.gets_attributes(&mut client, &root, "");
+    }
+    local.gets_attributes(&mut client, &file, "moved");
+
+    local.reads_link(&mut client, "link");
+    symlink("moved", path("next")).unwrap();
+    fs::rename(path("next"), path("link")).unwrap();
+    local.reads_link(&mut client, "link");
+    serving.stop();
 }

@@ -16,6 +16,7 @@ const EXIST: u32 = 17;
 const NOTDIR: u32 = 20;
 const ISDIR: u32 = 21;
 const INVAL: u32 = 22;
+const FBIG: u32 = 27;
 const NAMETOOLONG: u32 = 63;
 const NOTEMPTY: u32 = 66;
 const STALE: u32 = 70;
@@ -114,6 +115,50 @@ fn what_is_written_is_read_and_is_in_the_file() {
     assert_eq!(read(&mut client, &file, 0, u32::MAX).0.len(), 1 << 20);
     let known = fs::read(place.path("file")).unwrap();
     assert!(known.len() as u64 == end && known[..1 << 20] == data && known[(2 << 20) + 5..] == data);
+    serving.stop();
+}
+
+/// The last byte of a file is the one before 2^63 - 1.
+#[test]
+fn offsets_and_counts_have_the_bounds_of_their_types() {
+    let place = Place::new();
+    let serving = place.serve();
+    let mut client = serving.client();
+    let root = client.mnt(&place.path("")).unwrap();
+    let file = client.create(&root, "file");
+    client.done(7, &write_args(&file, 0, 0, b"hello"));
+    // COMMIT: all of the file, whatever part is named.
+    let committed = |client: &mut Client, offset, count| {
+        let rest = client.done(21, &read_args(&file, offset, count));
+        rest[rest.len() - 8..].to_vec()
+    };
+    let verifier = committed(&mut client, 0, 0);
+    for (offset, count) in [(0, 5), (3, 1), (5, u32::MAX), (1 << 63, 0), (u64::MAX, 0), (u64::MAX, u32::MAX)] {
+        client.done(7, &write_args(&file, 0, 0, b"hello"));
+        assert_eq!(committed(&mut client, offset, count), verifier, "COMMIT of {count} at {offset}");
+        assert_eq!(serving.nfs.files().fs_counters().uncommitted_files, 0, "COMMIT of {count} at {offset}");
+    }
+    const END: u64 = i64::MAX as u64;
+    for offset in [END - 1, END, END + 1, u64::MAX - 1, u64::MAX] {
+        for count in [0, 1, u32::MAX] {
+            assert_eq!(read(&mut client, &file, offset, count), (Vec::new(), true), "READ of {count} at {offset}");
+        }
+        for (stable, data) in [(0, &b"xx"[..]), (2, b"xx")] {
+            let (status, rest) = client.nfs(7, &write_args(&file, offset, stable, data));
+            assert_eq!((status, wcc(&rest).after.unwrap().size), (FBIG, 5), "WRITE at {offset}");
+        }
+    }
+    // `count` may be less than the data, which has more to it: the data up to it is written. It may not be more.
+    let counted = |count| [read_args(&file, 1, count), words(&[2, 4]), b"EFGH".to_vec()].concat();
+    let rest = client.done(7, &counted(2));
+    let mut r = XdrReader::new(&rest);
+    assert_eq!((Wcc::read(&mut r).after.unwrap().size, r.u32().unwrap()), (5, 2));
+    assert_eq!(read(&mut client, &file, 0, 10), (b"hEFlo".to_vec(), true));
+    for count in [5, u32::MAX] {
+        let (status, rest) = client.ask(NFS_PROGRAM, 3, 7, &counted(count));
+        assert_eq!((status, rest), (ReplyStatus::Accepted(Accepted::GarbageArgs), Vec::new()), "count {count}");
+    }
+    assert_eq!(fs::read(place.path("file")).unwrap(), b"hEFlo");
     serving.stop();
 }
 
@@ -272,7 +317,9 @@ fn listings_have_each_entry_once_whatever_fits() {
     let serving = place.serve();
     let mut client = serving.client();
     let root = client.mnt(&place.path("")).unwrap();
-    for (plus, count) in [(false, 512), (false, 4096), (false, 1 << 20), (true, 512), (true, 8192), (true, u32::MAX)] {
+    for (plus, count) in
+        [(false, 512), (false, 4096), (false, 1 << 20), (false, u32::MAX), (true, 512), (true, 8192), (true, u32::MAX)]
+    {
         let mut entries = list(&mut client, &root, plus, count);
         let is_long = |(_, _, found): &Listed| found.as_ref().is_some_and(|(attr, _)| attr.size == 1);
         assert!(!plus || entries.iter().any(is_long));

@@ -13,7 +13,7 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
 use ksf_nfs::{ClientCounts, ExportSettings, Procedure};
-use ksf_proto::oncrpc::{Accepted, AuthStat, Denied, NFS_PROGRAM, ReplyStatus};
+use ksf_proto::oncrpc::{Accepted, AuthStat, Denied, MOUNT_PROGRAM, NFS_PROGRAM, Reply, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{own_run_or_skip, root_or_skip, skip, succeeds, wait_until};
@@ -309,6 +309,19 @@ fn clients_come_over_ipv6_and_exports_name_their_networks() {
         assert!(client.done(6, &read_args(&file, 0, 4)).ends_with(b"text"));
         assert_eq!(client.mnt(&closed), Err(ACCES));
         assert_eq!(client.mnt(&old), Err(ACCES), "a network of IPv4");
+        // By datagram, too.
+        let socket = ksf_test::stream::datagrams(serving.udp());
+        for (path, expected) in [(&open, OK), (&closed, ACCES), (&old, ACCES)] {
+            let mut args = Vec::new();
+            args.put_opaque(path.to_str().unwrap().as_bytes());
+            socket.send(&client.message(MOUNT_PROGRAM, 3, 1, &args)).unwrap();
+            let mut buffer = [0; 1024];
+            let length = socket.recv(&mut buffer).unwrap();
+            let (status, rest) = split(Reply::parse(&buffer[..length]).unwrap().results);
+            assert_eq!(status, expected, "{path:?}");
+            let mounted = (status == OK).then(|| XdrReader::new(&rest).opaque(64).unwrap().to_vec());
+            assert_eq!(mounted, (expected == OK).then(|| root.clone()));
+        }
         serving.stop();
     }
 }
