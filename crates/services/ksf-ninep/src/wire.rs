@@ -99,7 +99,9 @@ pub(crate) fn statfs_of(stat: &FsStat, export: u32, name_bytes_max: u32) -> Stat
     }
 }
 
-/// An entry of a folder that lies in this part of its file system.
+/// An entry of a folder that lies in this part of its file system. Its qid is what the entry itself has: version 0, and for a btrfs
+/// subvolume another path than [`qid_of`] has. A call of the kernel for each entry would cost more than clients make of it: Linux' client
+/// takes the number alone, as `d_ino`.
 pub(crate) fn entry_of<'a>(entry: &Entry<'a>, part: u64) -> DirEntry<'a> {
     // Without a type in the folder a client asks for attributes.
     let kind = entry.file_type.map_or(0, |file_type| (type_bits(file_type) >> 12) as u8);
