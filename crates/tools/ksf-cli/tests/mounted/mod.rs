@@ -44,7 +44,7 @@ fn sums_are_right(place: &Place) {
     assert!(fs::read_to_string(place.export().join("sums")).unwrap().lines().count() > 10);
 }
 
-/// Refuses a user and lists a cold directory on NFS. Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
+/// Compares a tree, refuses a user and lists a cold directory on NFS. Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
 /// 9P with each kind. `file_system`: the kind on which the exports are; `None`: that of this machine.
 fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     let Some(_turn) = may_run() else { return };
@@ -57,6 +57,7 @@ fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     for (place, kind) in [&place, &place_9p].into_iter().zip(file_system.into_iter().cycle()) {
         let Some(()) = image_or_skip(kind, &[], &place.0.path("disk"), 2048, &place.export()) else { return };
     }
+    ninep::fill(&place);
     let Some(many) = cold_directory_or_skip(&place) else { return };
     let engines = engines();
     let server = server_with(&place, engines[0], &many);

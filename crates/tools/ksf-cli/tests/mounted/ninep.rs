@@ -47,7 +47,7 @@ const TOOLS: [&str; 26] = [
 ];
 
 /// A tree with what `find` and `sha256sum` say of it.
-fn fill(place: &Place) {
+pub(crate) fn fill(place: &Place) {
     let tree = place.export().join("tree");
     fs::create_dir_all(&tree).unwrap();
     for folder in 0..8 {

@@ -69,6 +69,14 @@ tests() {
 stressors='access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod open rename revio seek touch utime'
 mapped='msync'
 
+cd /mnt/tree
+step "/mnt: a tree that was made on the server"
+sha256sum --check --quiet ../sums
+find . | LC_ALL=C sort | cmp - ../names
+test "$(stat -c '%a %s' odd)" = '640 5'
+test "$(readlink link)" = ../tree/odd
+rm ../sums ../names
+
 cd /mnt
 step "/mnt: a user without rights"
 user() { setpriv --reuid=1001 --regid=1002 --clear-groups "$@" 2>/tmp/said; }
