@@ -128,7 +128,7 @@ impl Look<'_> {
     }
 
     /// The inode number of a directory's entry `..`, whatever is mounted there. File systems list it first, and ext4 anywhere in a
-    /// directory of one block, whose entries fit into two buffers.
+    /// directory of one block, whose 341 entries fit into the buffer. It is filled once: a directory may be long.
     fn entry_up(&self, folder: &OwnedFd) -> SysResult<Option<u64>> {
         let open = |more| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
@@ -139,16 +139,14 @@ impl Look<'_> {
             Err(Errno::PERM) => (open(OFlags::empty())?, Some(self.attrs.changing_unknown())),
             folder => (folder?, None),
         };
-        let mut memory = [MaybeUninit::uninit(); 4096];
+        let mut memory = [MaybeUninit::uninit(); 8192];
         let mut entries = RawDir::new(folder, &mut memory);
-        for _ in 0..2 {
-            while let Some(entry) = entries.next().transpose()? {
-                if entry.file_name() == c".." {
-                    return Ok(Some(entry.ino()));
-                }
-                if entries.is_buffer_empty() {
-                    break;
-                }
+        while let Some(entry) = entries.next().transpose()? {
+            if entry.file_name() == c".." {
+                return Ok(Some(entry.ino()));
+            }
+            if entries.is_buffer_empty() {
+                break;
             }
         }
         Ok(None)
@@ -249,6 +247,23 @@ mod tests {
             ("/", "/a/b", 2),
         ] {
             assert_eq!(place(root, path), expected, "{path} for {root}");
+        }
+    }
+
+    /// With an empty block, a full one of ext4, and more.
+    #[test]
+    fn a_directory_of_any_length_names_the_one_above() {
+        let (outer, process) = (ksf_test::folder(), open("/proc/self/fd"));
+        let above = inode(&open(outer.to_str().unwrap())).unwrap().0;
+        let path = outer.join("folder");
+        std::fs::create_dir(&path).unwrap();
+        let folder = open(path.to_str().unwrap());
+        let look = Look { process: &process, attrs: &AttrCache::new(0), root: (0, (0, 0)), root_path: Vec::new() };
+        for number in 0..1000 {
+            if number % 20 == 0 || number == 339 {
+                assert_eq!(look.entry_up(&folder), Ok(Some(above)), "{number} names");
+            }
+            File::create(path.join(format!("{number:x}"))).unwrap();
         }
     }
 
