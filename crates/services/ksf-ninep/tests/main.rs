@@ -7,5 +7,6 @@ mod media;
 mod messages;
 mod model;
 mod pairs;
+mod refusals;
 mod schedules;
 mod session;

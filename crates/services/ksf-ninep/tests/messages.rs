@@ -16,7 +16,7 @@ const WRITE: u32 = 1;
 const BOTH: u32 = 2;
 
 /// Nobody's id that is not used elsewhere here.
-const USER: u32 = 61_234;
+pub(crate) const USER: u32 = 61_234;
 
 #[test]
 fn an_export_is_attached_by_its_path_and_what_lies_below_it_too() {
@@ -496,7 +496,7 @@ fn a_fid_keeps_its_name_where_a_rename_moves_nothing() {
 }
 
 /// Each request that has a name in a directory.
-fn with_name<'a>(dir: u32, file: u32, name: &'a [u8]) -> [Request<'a>; 8] {
+pub(crate) fn with_name<'a>(dir: u32, file: u32, name: &'a [u8]) -> [Request<'a>; 8] {
     let gid = NO_UID;
     [
         Request::Lcreate { fid: dir, name, flags: BOTH | open_flag::EXCLUSIVE, mode: 0o644, gid },
@@ -511,7 +511,7 @@ fn with_name<'a>(dir: u32, file: u32, name: &'a [u8]) -> [Request<'a>; 8] {
 }
 
 /// Each request that has a fid, with this one.
-fn with_fid(fid: u32) -> Vec<Request<'static>> {
+pub(crate) fn with_fid(fid: u32) -> Vec<Request<'static>> {
     let lock = Lock { kind: 1, flags: 0, start: 0, length: 10, process: 7, client: b"here" };
     let found = GetLock { kind: 1, start: 0, length: 10, process: 7, client: b"here" };
     let names = Names::default();
