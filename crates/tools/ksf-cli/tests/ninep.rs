@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::export::Place;
 use crate::support::{Server, engines, run, stderr, stdout, value};
-use ksf_proto::p9::{Data, IO_HEAD_BYTES, NO_FID, NO_UID, Reply, Request, VERSION};
+use ksf_proto::p9::{Data, IO_HEAD_BYTES, NO_FID, NO_UID, Names, Reply, Request, VERSION};
 use ksf_test::{program_or_skip, wait_until};
 use rustix::process::Signal;
 
@@ -104,6 +104,23 @@ fn messages_of_the_agreed_size_are_answered_at_each_listener() {
     }
 }
 
+/// The default of --fids-max, as docs/9p.md has it.
+#[test]
+fn a_connection_has_4096_fids() {
+    let place = Place::new();
+    let server = place.start_kind("9p", 0, "epoll", ",squash=none", &[]);
+    // The first is the root.
+    let mut client = Client::attached(&server);
+    let names = Names::default();
+    for newfid in 1..4096 {
+        client.ask(Request::Walk { fid: 0, newfid, names }).unwrap();
+    }
+    assert_eq!(client.refused(Request::Walk { fid: 0, newfid: 4096, names }), libc::EMFILE as u32);
+    client.ask(Request::Clunk { fid: 4095 }).unwrap();
+    client.ask(Request::Walk { fid: 0, newfid: 4096, names }).unwrap();
+    server.stop();
+}
+
 #[test]
 fn tools_of_diod_list_and_read() {
     let Some(diodls) = program_or_skip("diodls") else { return };
@@ -154,8 +171,24 @@ impl Client {
         self.ask(Request::Fsync { fid: 0, datasync: 0 }).map(drop)
     }
 
+    /// The number of the error.
+    fn refused(&mut self, request: Request<'_>) -> u32 {
+        let reply = self.exchange(request).unwrap();
+        match Reply::parse(&reply).unwrap().1 {
+            Reply::Lerror { ecode } => ecode,
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
     /// The message of the reply.
     pub(crate) fn ask(&mut self, request: Request<'_>) -> Option<Vec<u8>> {
+        let reply = self.exchange(request)?;
+        let (_, answer) = Reply::parse(&reply).unwrap();
+        assert_eq!(answer.kind(), request.kind() + 1, "{request:?}: {answer:?}");
+        Some(reply)
+    }
+
+    fn exchange(&mut self, request: Request<'_>) -> Option<Vec<u8>> {
         let mut message = Vec::new();
         request.put(1, &mut message).unwrap();
         self.0.write_all(&message).ok()?;
@@ -163,8 +196,6 @@ impl Client {
         self.0.read_exact(&mut reply).ok()?;
         reply.resize(u32::from_le_bytes(reply[..].try_into().unwrap()) as usize, 0);
         self.0.read_exact(&mut reply[4..]).ok()?;
-        let (_, answer) = Reply::parse(&reply).unwrap();
-        assert_eq!(answer.kind(), request.kind() + 1, "{request:?}: {answer:?}");
         Some(reply)
     }
 }
