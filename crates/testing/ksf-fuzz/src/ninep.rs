@@ -363,8 +363,10 @@ fn put_request(choices: &mut Choices<'_>, tag: u16, export: &Path, out: &mut Vec
         "getattr" => put(Request::Getattr { fid: fid(choices), mask: number(choices) }),
         "setattr" => {
             let (fid, valid) = (fid(choices), u32_of(choices));
-            let (size, atime_nanos) = (number(choices), number(choices));
-            put(Request::Setattr { fid, to: SetStat { valid, mode: 0o640, size, atime_nanos, ..SetStat::default() } });
+            let (mode, uid, gid) = (u32_of(choices), u32_of(choices), u32_of(choices));
+            let (size, atime_nanos, mtime_seconds) = (number(choices), number(choices), number(choices));
+            let to = SetStat { valid, mode, uid, gid, size, atime_nanos, mtime_seconds, ..SetStat::default() };
+            put(Request::Setattr { fid, to });
         }
         "xattrwalk" => {
             let (fid, newfid) = (fid(choices), fid(choices));
@@ -379,8 +381,8 @@ fn put_request(choices: &mut Choices<'_>, tag: u16, export: &Path, out: &mut Vec
         "fsync" => put(Request::Fsync { fid: fid(choices), datasync: u32_of(choices) }),
         "lock" => {
             let (fid, kind, client) = (fid(choices), choices.byte() % 4, name(choices));
-            let (start, length) = (number(choices), number(choices));
-            put(Request::Lock { fid, lock: Lock { kind, flags: 0, start, length, process: 1, client: &client } });
+            let (flags, start, length) = (u32_of(choices), number(choices), number(choices));
+            put(Request::Lock { fid, lock: Lock { kind, flags, start, length, process: 1, client: &client } });
         }
         "getlock" => {
             let (fid, kind, client) = (fid(choices), choices.byte() % 4, name(choices));
