@@ -8,5 +8,6 @@ mod messages;
 mod model;
 mod pairs;
 mod refusals;
+mod rows;
 mod schedules;
 mod session;
