@@ -238,8 +238,17 @@ impl<S: WorkerService> Drop for Workers<S> {
 
 impl<S: WorkerService> Adopter for Workers<S> {
     fn adopt(&self, Adopted { socket, peer, place }: Adopted) {
+        // From here on its end closes what was accepted, also after a panic in `fork`.
+        let mut served = Served {
+            service: Arc::clone(&self.service),
+            states: Mutex::default(),
+            peer,
+            closes: Arc::clone(&self.closes),
+            _place: place,
+        };
+        let states = served.states.get_mut().unwrap_or_else(PoisonError::into_inner);
         let accept = || {
-            let mut states = vec![self.service.accept(&mut (), &peer)?];
+            states.push(self.service.accept(&mut (), &served.peer)?);
             let mut order = self.order;
             if order == Order::Free {
                 for _ in 1..self.stats.len() {
@@ -249,20 +258,13 @@ impl<S: WorkerService> Adopter for Workers<S> {
                     }
                 }
             }
-            Ok((states, order))
+            Ok(order)
         };
         let accepted: Result<Result<_, ksf::Refused>, _> = catch_unwind(AssertUnwindSafe(accept));
-        let (states, order) = match accepted {
-            Ok(Ok(accepted)) => accepted,
+        let order = match accepted {
+            Ok(Ok(order)) => order,
             Ok(Err(_)) => return self.closes.count(CloseReason::Service),
             Err(_) => return self.closes.count(CloseReason::Panicked),
-        };
-        let served = Served {
-            service: Arc::clone(&self.service),
-            states: Mutex::new(states),
-            peer,
-            closes: Arc::clone(&self.closes),
-            _place: place,
         };
         let framing = self.service.profile().framing.into();
         let attachment = Attachment { state: Box::new(served), ended: note_close::<S> };

@@ -231,25 +231,30 @@ fn a_panic_where_a_connection_begins_or_ends_ends_that_connection_only() {
         wait_until("it panics", || service.panics.lock().unwrap().is_none());
         wait_until("its place is free", || running.server.connections() == 1);
         running.counts("closed_panicked", 2.min(at as u64 + 1));
+        // Of the other one: one for each worker.
+        wait_until("its states are closed", || service.open.load(Ordering::SeqCst) == 2);
         ask(&mut other);
     }
     running.counts("closed_by_peer", 1);
     running.counts("closed_total", 3);
+    drop(other);
+    wait_until("all states are closed", || service.open.load(Ordering::SeqCst) == 0);
 }
 
 /// Also if it sends on: workers have nothing to do with it.
 #[test]
 fn a_refused_connection_ends_soon_for_its_peer() {
     own_network();
-    let soon = effort(PATIENCE, Duration::from_secs(1));
+    let limits = Limits { linger_timeout_ms: 200, ..Limits::default() };
+    let soon = effort(PATIENCE, Duration::from_millis(1_000 + limits.linger_timeout_ms));
     let service = Awkward::new(Framing::RecordMark);
-    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(1, Limits::default())).unwrap();
-    let running = Running::start(Arc::clone(&service), workers, Limits::default());
+    let workers = Workers::start(Arc::clone(&service), WorkersOptions::new(1, limits.clone())).unwrap();
+    let running = Running::start(Arc::clone(&service), workers, limits);
     service.refuses.store(true, Ordering::SeqCst);
     let call = [0x80, 0, 0, 4, b'c', b'a', b'l', b'l'];
     for calls in [0, 1, usize::MAX] {
-        let begun = Instant::now();
         let mut client = running.connect();
+        let begun = Instant::now();
         // The end may come before.
         let _ = (0..calls).try_for_each(|_| client.write_all(&call));
         reads_end(&mut client);

@@ -309,11 +309,13 @@ pub(crate) struct Awkward {
     framing: Framing,
     pub(crate) refuses: AtomicBool,
     pub(crate) panics: Mutex<Option<Place>>,
+    /// States of connections that were not closed.
+    pub(crate) open: AtomicUsize,
 }
 
 impl Awkward {
     pub(crate) fn new(framing: Framing) -> Arc<Self> {
-        Arc::new(Self { framing, refuses: AtomicBool::new(false), panics: Mutex::default() })
+        Arc::new(Self { framing, refuses: AtomicBool::new(false), panics: Mutex::default(), open: AtomicUsize::new(0) })
     }
 
     fn pass(&self, place: Place) {
@@ -337,15 +339,21 @@ impl Service for Awkward {
 
     fn fork(&self, (): &()) -> Option<()> {
         self.pass(Place::Fork);
+        self.open.fetch_add(1, Ordering::SeqCst);
         Some(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
         self.pass(Place::Accept);
-        if self.refuses.load(Ordering::SeqCst) { Err(Refused) } else { Ok(()) }
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(Refused);
+        }
+        self.open.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     fn close(&self, (): &mut (), (): ()) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
         self.pass(Place::Close);
     }
 
