@@ -8,6 +8,7 @@ use ksf::buffers::Buffers;
 use ksf::pool::{Chunk, Memory, Pool, PoolSpec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use rustix::net::sockopt::socket_error;
 
 use super::{Shared, Shortage, now};
 use crate::batch::{CutMessages, MessageBatch};
@@ -80,6 +81,15 @@ impl Shared {
             loop {
                 let Some(socket) = reader.socket.clone() else { return };
                 if conn.error.get().is_some() || ended.is_some() {
+                    return;
+                }
+                // Services answer nothing of a connection that failed. Receiving might tell that late: not while it is full. Only
+                // here: the kernel tells an error once, and then an end of stream.
+                if conn.hangup.load(Ordering::SeqCst)
+                    && conn.attachment.get().is_some()
+                    && let Ok(Err(errno)) = socket_error(&socket)
+                {
+                    ended = Some(ConnectionError::Socket { errno: errno.raw_os_error() });
                     return;
                 }
                 if conn.pressure.waits() || conn.room.waits() {

@@ -5,10 +5,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_error;
 
 use super::{ConnectionId, Shared, WorkerCx};
-use crate::error::ConnectionError;
 use crate::sync::Arc;
 
 /// Data of the signal in the epoll set; no connection has it, because a generation never reaches it.
@@ -87,15 +85,7 @@ impl Shared {
         if flags.contains(epoll::EventFlags::OUT) && conn.out_queue.is_blocked() {
             self.send(&conn);
         }
-        // Services answer nothing of a connection that failed. Reading it might notice that late: not while it is full.
-        let failure = if flags.contains(epoll::EventFlags::ERR) && conn.attachment.get().is_some() {
-            conn.out_queue.socket().and_then(|socket| socket_error(&socket).ok()?.err())
-        } else {
-            None
-        };
-        if let Some(errno) = failure {
-            self.end(&conn, ConnectionError::Socket { errno: errno.raw_os_error() });
-        } else if flags.intersects(ends | epoll::EventFlags::IN) {
+        if flags.intersects(ends | epoll::EventFlags::IN) {
             self.read(&conn, cx);
         }
     }
@@ -130,5 +120,42 @@ impl Shared {
     /// The set of all connections, for descriptors of event loops.
     pub(crate) fn connections_set(&self) -> &Arc<OwnedFd> {
         &self.epoll
+    }
+}
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use ksf::Order;
+    use ksf::framing::Framing;
+    use rustix::net::{RecvFlags, recv};
+
+    use super::*;
+    use crate::connection::Attachment;
+    use crate::{Mux, MuxOptions, RecvError};
+
+    /// The kernel tells an error once: the worker that reads would find an end of stream.
+    #[test]
+    fn an_error_is_left_to_the_worker_that_reads() {
+        let (mux, _timer) = Mux::without_thread(MuxOptions::new(Framing::RecordMark)).unwrap();
+        let worker = mux.socket().unwrap();
+        let (peer, mut socket) = UnixStream::pair().unwrap();
+        socket.write_all(b"never read").unwrap();
+        let attachment = Attachment { state: Box::new(()), ended: |_, _| () };
+        let id = mux.attach_served(socket.into(), Framing::RecordMark.into(), Order::Requests, attachment).unwrap();
+        let conn = mux.shared().find(id).unwrap();
+        let (mut peer, mut read) = (Some(peer), None);
+        conn.reader.run(|reader| {
+            if peer.take().is_some() {
+                // Another worker is told of the error before this one reads.
+                assert!(matches!(worker.try_recv(), Err(RecvError::WouldBlock)));
+                read = reader
+                    .socket
+                    .as_ref()
+                    .map(|socket| recv(socket, &mut [0; 8][..], RecvFlags::DONTWAIT).map(|(bytes, _)| bytes));
+            }
+        });
+        assert_eq!(read, Some(Err(Errno::CONNRESET)));
     }
 }
