@@ -4,9 +4,10 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use ksf_test::stream::{connect, expect};
-use ksf_test::{Running, folder, own_network, repository, run};
+use ksf_test::{PATIENCE, Running, effort, folder, own_network, repository, run, wait_until};
 
 thread_local! {
     /// The directory with the shared library, made of the archive that cargo built for these tests. Each test has its own:
@@ -138,7 +139,7 @@ fn the_examples_talk_to_each_other() {
 #[test]
 fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
     own_network();
-    const CONNECTIONS: usize = 800;
+    const CONNECTIONS: usize = 1000;
     const MESSAGE_BYTES: usize = 256 << 10;
     const BUDGET_BYTES: usize = 16 << 20;
     // Messages in part, eight that go on at each limit with their replies, slots of three workers, connections.
@@ -155,9 +156,11 @@ fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     };
     let ask = || {
+        let begun = Instant::now();
         let mut client = connect(address);
         client.write_all(&frame(b"small")).unwrap();
         expect(&mut client, &frame(b"small"));
+        assert!(begun.elapsed() < effort(PATIENCE, Duration::from_secs(1)), "{:?}", begun.elapsed());
     };
     ask();
     let idle_bytes = resident_bytes();
@@ -184,6 +187,9 @@ fn clients_that_do_not_read_take_no_more_memory_than_is_stated() {
         ask();
         look();
     }
+    drop(peers);
+    wait_until("their memory is returned", || resident_bytes().saturating_sub(idle_bytes) <= BUDGET_BYTES / 2);
+    ask();
     server.end_input();
     assert!(server.wait().success());
 }
