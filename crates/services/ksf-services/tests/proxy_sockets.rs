@@ -534,6 +534,50 @@ fn an_exchange_that_is_not_over_resets_its_backend() {
     }
 }
 
+/// Its backend waits as long as the proxy. Only a backend that keeps a client waiting for leave to send is silent.
+#[test]
+fn a_client_that_stalls_in_its_body_is_at_fault() {
+    const HEAD: &str = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n";
+    const EXPECT: &str = "Expect: 100-continue\r\n";
+    for engine in engines() {
+        for (field, continues, body, status, counted) in [
+            ("", false, "half", 408, "slow_heads"),
+            (EXPECT, true, "", 408, "slow_heads"),
+            (EXPECT, true, "half", 408, "slow_heads"),
+            (EXPECT, false, "", 504, "backend_silent"),
+        ] {
+            let what = format!("{engine}: {field:?}, {continues}, {body:?}");
+            let (tell, told) = std::sync::mpsc::channel();
+            let (tell_end, told_end) = std::sync::mpsc::channel();
+            let backend = Backend::start(move |mut stream, _| {
+                read_head(&mut stream);
+                if continues {
+                    stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").unwrap();
+                }
+                read_exactly(&mut stream, body.len());
+                tell.send(()).unwrap();
+                tell_end.send(stream.read_to_end(&mut Vec::new()).map_err(|error| error.kind())).unwrap();
+            });
+            let running = Running::start(engine, &[backend.addr], Limits::default());
+            let mut client = connect(running.addr);
+            write!(client, "{HEAD}{field}\r\n").unwrap();
+            if continues {
+                assert!(read_head(&mut client).starts_with(b"HTTP/1.1 100 "), "{what}");
+            }
+            client.write_all(body.as_bytes()).unwrap();
+            told.recv_timeout(PATIENCE).expect("what came of the request");
+            running.server.set_limits(&Limits { upstream_timeout_ms: 100, ..Limits::default() }.into());
+            let answer = String::from_utf8(read_rest(client)).unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{what}: {answer}");
+            let seen = told_end.recv_timeout(PATIENCE).expect("the end");
+            assert_eq!(seen, Err(io::ErrorKind::ConnectionReset), "{what}");
+            for counter in ["slow_heads", "backend_silent", "backend_truncated"] {
+                assert_eq!(running.own(counter), u64::from(counter == counted), "{what}: {counter}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_client_that_dies_takes_its_backends_connection_with_it() {
     for engine in engines() {

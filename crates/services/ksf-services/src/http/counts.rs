@@ -28,7 +28,7 @@ worker_counts! {
     bad_requests,
     /// Refused: the head was too long (431).
     oversized_heads,
-    /// Refused: the head did not arrive in time (408).
+    /// Refused: the head, or a body that a backend waited for, did not arrive in time (408).
     slow_heads,
     /// Clients that left before their answer was complete.
     clients_gone,

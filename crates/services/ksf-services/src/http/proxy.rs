@@ -262,6 +262,9 @@ impl Proxy {
     fn failed(&self, client: &mut ProxyClient, failure: Failure, reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         let Some(exchange) = &client.exchange else { return };
+        if failure == Failure::Silent && client.reader.is_mid_body() && exchange.awaits_body() {
+            return self.give_up(client, 408, reply);
+        }
         if !matches!(exchange.answer, Answer::Nothing) {
             counts.backend_truncated.add(1);
             return self.give_up(client, 502, reply);
@@ -311,6 +314,17 @@ impl Exchange {
     /// True while a body is passed on that ends with the backend's connection.
     fn is_until_close(&self) -> bool {
         matches!(&self.answer, Answer::Body(body) if body.is_until_close())
+    }
+
+    /// True while the next move is the client's, if it has not sent all of its body: the backend has not begun its final answer,
+    /// and the client does not wait for an interim one.
+    fn awaits_body(&self) -> bool {
+        let is_unanswered = match &self.answer {
+            Answer::Nothing => true,
+            Answer::Head(kept) => kept.is_empty(),
+            Answer::Body(_) => false,
+        };
+        is_unanswered && (!self.request.expects_continue || self.interim_answers > 0)
     }
 
     /// Memory of the heads that are kept.
