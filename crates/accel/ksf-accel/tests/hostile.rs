@@ -35,6 +35,13 @@ fn still_serves(holder: &Started) {
     assert_eq!(library.accept_own(&place).len(), 3);
 }
 
+/// By a process of the program's own user, and by a worker of it that has another one.
+fn by_both_users(holder: &Started, library: &Library, act: impl Fn(&Library) + Sync) {
+    act(library);
+    let (name, secret) = (holder.name(), library.secret());
+    as_user(WORKER, || act(&Library::hello_to(name, secret)));
+}
+
 fn refused(answer: Answer) -> Refusal {
     match answer {
         Answer::Refused { reason } => reason,
@@ -74,15 +81,17 @@ fn who_does_not_show_the_token_is_told_once_and_hung_up_on() {
 #[test]
 fn messages_of_wrong_sizes_are_refused() {
     let Some((holder, library)) = begin() else { return };
-    for bytes in [1, REQUEST_BYTES - 1, REQUEST_BYTES + 1, 60_000] {
-        let (answer, _) = ask(library.socket.as_fd(), &vec![2; bytes], &[]).unwrap();
-        assert_eq!(refused(answer), Refusal::Malformed, "{bytes} bytes");
-    }
-    for first in [0u32, 6, u32::MAX] {
-        let mut bytes = [0; REQUEST_BYTES];
-        bytes[..4].copy_from_slice(&first.to_ne_bytes());
-        assert_eq!(refused(ask(library.socket.as_fd(), &bytes, &[]).unwrap().0), Refusal::Malformed);
-    }
+    by_both_users(&holder, &library, |library| {
+        for bytes in [1, REQUEST_BYTES - 1, REQUEST_BYTES + 1, 60_000] {
+            let (answer, _) = ask(library.socket.as_fd(), &vec![2; bytes], &[]).unwrap();
+            assert_eq!(refused(answer), Refusal::Malformed, "{bytes} bytes");
+        }
+        for first in [0u32, 6, u32::MAX] {
+            let mut bytes = [0; REQUEST_BYTES];
+            bytes[..4].copy_from_slice(&first.to_ne_bytes());
+            assert_eq!(refused(ask(library.socket.as_fd(), &bytes, &[]).unwrap().0), Refusal::Malformed);
+        }
+    });
     still_serves(&holder);
 }
 
@@ -102,25 +111,30 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
         ("connection", stream.as_fd()),
         ("not listening", silent.as_fd()),
     ];
-    for (what, fd) in others {
-        let cookie = rustix::net::sockopt::socket_cookie(fd).unwrap_or(1);
-        for request in
-            [Request::Listen { cookie, backlog: 1 }, Request::Join { cookie, worker: NO_WORKER, tid: 1, cpu: -1 }]
-        {
-            assert_eq!(refused(library.ask(request, &[fd]).0), Refusal::NotListening, "{what}");
+    let real = cookie(&own);
+    by_both_users(&holder, &library, |library| {
+        for (what, fd) in others {
+            let cookie = rustix::net::sockopt::socket_cookie(fd).unwrap_or(1);
+            for request in
+                [Request::Listen { cookie, backlog: 1 }, Request::Join { cookie, worker: NO_WORKER, tid: 1, cpu: -1 }]
+            {
+                assert_eq!(refused(library.ask(request, &[fd]).0), Refusal::NotListening, "{what}");
+            }
         }
+        let join = Request::Join { cookie: real, worker: NO_WORKER, tid: 1, cpu: -1 };
+        let listen = Request::Listen { cookie: real, backlog: 1 };
+        assert_eq!(refused(library.ask(listen, &[]).0), Refusal::Malformed, "without a descriptor");
+        assert_eq!(refused(library.ask(join, &[]).0), Refusal::Malformed, "without a descriptor");
+        let many = [own.as_fd(); 16];
+        assert_eq!(refused(library.ask(listen, &many).0), Refusal::Malformed, "with many");
+        let lie = Request::Listen { cookie: real + 1, backlog: 1 };
+        assert_eq!(refused(library.ask(lie, &[own.as_fd()]).0), Refusal::NotListening, "another cookie");
+        let steal = Request::Steal { cookie: real, worker: 0 };
+        assert_eq!(refused(library.ask(steal, &[own.as_fd()]).0), Refusal::Unknown);
+    });
+    for (what, fd) in others {
         assert_eq!(descriptors_of(&fd), 1, "{what} is kept");
     }
-    let real = cookie(&own);
-    let join = Request::Join { cookie: real, worker: NO_WORKER, tid: 1, cpu: -1 };
-    let listen = Request::Listen { cookie: real, backlog: 1 };
-    assert_eq!(refused(library.ask(listen, &[]).0), Refusal::Malformed, "without a descriptor");
-    assert_eq!(refused(library.ask(join, &[]).0), Refusal::Malformed, "without a descriptor");
-    let many = [own.as_fd(); 16];
-    assert_eq!(refused(library.ask(listen, &many).0), Refusal::Malformed, "with many");
-    let lie = Request::Listen { cookie: real + 1, backlog: 1 };
-    assert_eq!(refused(library.ask(lie, &[own.as_fd()]).0), Refusal::NotListening, "another cookie");
-    assert_eq!(refused(library.ask(Request::Steal { cookie: real, worker: 0 }, &[own.as_fd()]).0), Refusal::Unknown);
     assert_eq!(descriptors_of(&own), 1);
     // Also a descriptor with a request that needs none.
     let hello = Request::Hello { version: VERSION, token: holder.token(), pid: 1, begins: 0 };
@@ -133,7 +147,7 @@ fn descriptors_that_are_no_listeners_are_refused_and_closed() {
 fn a_listener_of_another_namespace_is_refused() {
     let Some((holder, library)) = begin() else { return };
     let elsewhere = std::thread::spawn(|| own_network().map(|()| listener("127.0.0.1:0"))).join().unwrap().unwrap();
-    assert_eq!(library.listen(&elsewhere), Err(Refusal::Namespace));
+    by_both_users(&holder, &library, |library| assert_eq!(library.listen(&elsewhere), Err(Refusal::Namespace)));
     still_serves(&holder);
 }
 
@@ -144,16 +158,18 @@ fn workers_of_others_cannot_be_used() {
     let honest = joins(&holder, &own, -1, 1);
     let place = wait_for_workers(&holder, 1)[0].index;
     let cookie = cookie(&own);
-    for worker in [place, 7, WORKERS_MAX as u32, NO_WORKER - 1] {
-        let requests =
-            [Request::Leave { cookie, worker, closed: 1 }, Request::Join { cookie, worker, tid: 1, cpu: -1 }];
-        for request in requests {
-            assert_eq!(refused(library.ask(request, &[own.as_fd()]).0), Refusal::Malformed, "{request:?}");
+    by_both_users(&holder, &library, |library| {
+        for worker in [place, 7, WORKERS_MAX as u32, NO_WORKER - 1] {
+            let requests =
+                [Request::Leave { cookie, worker, closed: 1 }, Request::Join { cookie, worker, tid: 1, cpu: -1 }];
+            for request in requests {
+                assert_eq!(refused(library.ask(request, &[own.as_fd()]).0), Refusal::Malformed, "{request:?}");
+            }
         }
-    }
-    // To take what waits is allowed to all of the program; but not by the name of nobody.
-    assert!(library.steal(&own, place).is_none());
-    assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[own.as_fd()]).0), Refusal::Malformed);
+        // To take what waits is allowed to all of the program; but not by the name of nobody.
+        assert!(library.steal(&own, place).is_none());
+        assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[own.as_fd()]).0), Refusal::Malformed);
+    });
     assert_eq!(library.worker(place).ready.load(SeqCst), 1);
     drop(honest);
     still_serves(&holder);
@@ -165,7 +181,9 @@ fn a_flood_of_joins_ends_at_the_limit_and_is_given_back() {
     let own = listener("127.0.0.1:0");
     let flood = joins(&holder, &own, i32::MAX, WORKERS_MAX);
     wait_for_workers(&holder, WORKERS_MAX);
-    assert_eq!(library.join(&own, NO_WORKER, -1).map(drop), Err(Refusal::Full));
+    by_both_users(&holder, &library, |library| {
+        assert_eq!(library.join(&own, NO_WORKER, -1).map(drop), Err(Refusal::Full));
+    });
     drop(flood);
     wait_for_workers(&holder, 0);
     still_serves(&holder);
@@ -280,12 +298,14 @@ fn a_queue_is_given_to_those_who_have_the_listener() {
     drop(dying);
     wait_until("the worker is gone", || holder.status().unwrap().workers.len() == 1);
     let steal = Request::Steal { cookie: cookie(&own), worker: place.worker };
-    let (answer, files) = library.ask(steal, &[]);
-    assert_eq!((refused(answer), files.len()), (Refusal::Malformed, 0));
-    for wrong in [other.as_fd(), library.socket.as_fd(), place.queue.as_fd()] {
-        let (answer, files) = library.ask(steal, &[wrong]);
-        assert_eq!((refused(answer), files.len()), (Refusal::NotListening, 0));
-    }
+    by_both_users(&holder, &library, |library| {
+        let (answer, files) = library.ask(steal, &[]);
+        assert_eq!((refused(answer), files.len()), (Refusal::Malformed, 0));
+        for wrong in [other.as_fd(), library.socket.as_fd(), place.queue.as_fd()] {
+            let (answer, files) = library.ask(steal, &[wrong]);
+            assert_eq!((refused(answer), files.len()), (Refusal::NotListening, 0));
+        }
+    });
     assert!(library.steal(&own, place.worker).is_some());
 }
 
