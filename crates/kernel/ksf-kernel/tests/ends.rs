@@ -3,8 +3,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,8 +11,10 @@ use crate::common::*;
 use crate::rig::*;
 use ksf::assist::Assist;
 use ksf::engine::EngineKind;
+use ksf::error::CloseReason;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
+use ksf::stats::{self, CounterValue, Stats};
 use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
 use ksf_kernel::KernelService;
 use ksf_services::{echo::Echo, rpc};
@@ -32,6 +33,8 @@ struct Way {
     connects_late: bool,
     by: By,
     limits: Limits,
+    /// What is counted, where the server lives on to tell.
+    reason: Option<CloseReason>,
 }
 
 /// Who ends it.
@@ -40,6 +43,10 @@ enum By {
     Limits,
     Refusal,
     Panic,
+    /// The service, in a message.
+    HangUp,
+    /// The same by a deferred reply that it drops.
+    Forget,
     Server(fn(Ending)),
     /// Of a process of its own.
     Kill,
@@ -47,16 +54,19 @@ enum By {
     KillWhenFull,
 }
 
-/// A service that refuses connections or panics when it is told to.
+/// A service that ends connections when it is told to.
 struct Awkward<S> {
     inner: S,
     acts: Arc<Acts>,
 }
 
 #[derive(Default)]
-struct Acts {
-    refuses: AtomicBool,
-    panics: AtomicBool,
+struct Acts(Mutex<Option<By>>);
+
+impl Acts {
+    fn now(&self) -> Option<By> {
+        *self.0.lock().unwrap()
+    }
 }
 
 impl<S: Service<Shard = (), Conn = (), Mode = Unlogged>> Service for Awkward<S> {
@@ -73,12 +83,16 @@ impl<S: Service<Shard = (), Conn = (), Mode = Unlogged>> Service for Awkward<S> 
     }
 
     fn accept(&self, shard: &mut (), peer: &Peer) -> Result<(), Refused> {
-        if self.acts.refuses.load(Ordering::SeqCst) { Err(Refused) } else { self.inner.accept(shard, peer) }
+        if matches!(self.acts.now(), Some(By::Refusal)) { Err(Refused) } else { self.inner.accept(shard, peer) }
     }
 
     fn call(&self, shard: &mut (), conn: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
-        assert!(!self.acts.panics.load(Ordering::SeqCst), "it was told to");
-        self.inner.call(shard, conn, message, reply);
+        match self.acts.now() {
+            Some(By::Panic) => panic!("it was told to"),
+            Some(By::HangUp) => reply.close(),
+            Some(By::Forget) => drop(reply.defer()),
+            _ => self.inner.call(shard, conn, message, reply),
+        }
     }
 }
 
@@ -127,8 +141,7 @@ impl Ending {
     /// From now on connections end in this way.
     fn change(&self, way: &Way) {
         let Self::Here { server, acts, .. } = self else { return };
-        acts.refuses.store(matches!(way.by, By::Refusal), Ordering::SeqCst);
-        acts.panics.store(matches!(way.by, By::Panic), Ordering::SeqCst);
+        *acts.0.lock().unwrap() = Some(way.by);
         server.set_limits(&way.limits.clone().into());
     }
 
@@ -174,24 +187,31 @@ fn ways(spoken: Spoken) -> Vec<Way> {
         connects_late: false,
         by: By::Limits,
         limits: limits.clone(),
+        reason: None,
     };
     let by = |by, way: Way| Way { by, ..way };
+    let counts = |reason, way: Way| Way { reason: Some(reason), ..way };
     let late = |way: Way| Way { connects_late: true, ..way };
     let unread = |way: Way| Way { reads: false, ..way };
     let slow_peer = Limits { send_timeout_ms: LIMIT_MS, ..limits.clone() };
     let idle = Limits { idle_timeout_ms: LIMIT_MS, ..limits.clone() };
     let crowded = Limits { connections_max: PEERS, ..limits.clone() };
     let mut ways = vec![
-        Way { limits: slow_peer, ..unread(way("replies that are not read", &[], &load)) },
-        Way { limits: idle, ..way("nothing more", &[], &[]) },
+        counts(
+            CloseReason::SendTimeout,
+            Way { limits: slow_peer, ..unread(way("replies that are not read", &[], &load)) },
+        ),
+        counts(CloseReason::IdleTimeout, Way { limits: idle, ..way("nothing more", &[], &[]) }),
         Way { limits: crowded.clone(), ..late(way("too many connections", &[], &[])) },
         Way { limits: crowded, ..late(way("too many connections under load", &[], &load)) },
         by(By::Refusal, late(way("a refusal", &[], &[]))),
         by(By::Refusal, late(way("a refusal under load", &[], &load))),
-        by(By::Panic, way("a panic", &[], &load)),
-        by(By::Server(Ending::drain), way("a drain", &[], &[])),
+        counts(CloseReason::Panicked, by(By::Panic, way("a panic", &[], &load))),
+        counts(CloseReason::Service, by(By::HangUp, way("an end by the service", &[], &load))),
+        counts(CloseReason::Abandoned, by(By::Forget, way("a reply that never comes", &[], &load))),
+        counts(CloseReason::Drained, by(By::Server(Ending::drain), way("a drain", &[], &[]))),
         by(By::Server(Ending::drain), way("a drain under load", &[], &load)),
-        by(By::Server(drop), way("the end of the server", &[], &[])),
+        counts(CloseReason::Stopped, by(By::Server(drop), way("the end of the server", &[], &[]))),
         by(By::Server(drop), way("the end of the server under load", &[], &load)),
         by(By::Server(drop), unread(way("the end of the server with unread replies", &[], &load))),
         by(By::Kill, way("a kill", &[], &[])),
@@ -205,13 +225,25 @@ fn ways(spoken: Spoken) -> Vec<Way> {
         let slow = Limits { assembly_timeout_ms: LIMIT_MS, ..limits.clone() };
         let short = Limits { assembly_bytes_max: 1 << 10, pressure_timeout_ms: LIMIT_MS, ..limits.clone() };
         ways.extend([
-            way("a record that is too long", &endless, &[]),
-            way("a record that is too long, on and on", &endless, &zeros),
-            way("too many fragments", &[], &[0, 0, 0, 1, 7].repeat(10_000)),
-            Way { limits: slow.clone(), ..way("a record that stops", &call()[..20], &[]) },
-            Way { limits: slow, ..way("a call that stops in its mark", &[0x80, 0], &[]) },
-            Way { limits: short, ..late(way("no memory for a record that stops", &part, &[])) },
-            by(By::Server(Ending::drain), way("a drain in a record", &call()[..20], &[])),
+            counts(CloseReason::OversizedMessage, way("a record that is too long", &endless, &[])),
+            counts(CloseReason::OversizedMessage, way("a record that is too long, on and on", &endless, &zeros)),
+            counts(CloseReason::EndlessFragments, way("too many fragments", &[], &[0, 0, 0, 1, 7].repeat(10_000))),
+            counts(
+                CloseReason::AssemblyTimeout,
+                Way { limits: slow.clone(), ..way("a record that stops", &call()[..20], &[]) },
+            ),
+            counts(
+                CloseReason::AssemblyTimeout,
+                Way { limits: slow, ..way("a call that stops in its mark", &[0x80, 0], &[]) },
+            ),
+            counts(
+                CloseReason::MemoryLimit,
+                Way { limits: short, ..late(way("no memory for a record that stops", &part, &[])) },
+            ),
+            counts(
+                CloseReason::DrainTimeout,
+                by(By::Server(Ending::drain), way("a drain in a record", &call()[..20], &[])),
+            ),
             by(By::Server(drop), way("the end of the server in a record", &call()[..20], &[])),
             by(By::Kill, way("a kill in a record", &call()[..20], &[])),
         ]);
@@ -238,9 +270,10 @@ fn is_listed(ends: [SocketAddr; 2], is_so: impl Fn(&str, &str) -> bool) -> bool 
 
 /// Sends and reads until the connection has ended: for one that sends, until it cannot any more. A peer that can neither
 /// send nor read while the kernel has forgotten the server's socket has a window that never opens: it would be reset a
-/// minute later. In a soak the end comes within a second after its limit.
+/// minute later. In a soak the end comes within a second after its limit, if one ends it.
 fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
-    let patience = effort(PATIENCE, Duration::from_secs(2));
+    let limit_ms = if matches!(way.by, By::Kill | By::KillWhenFull) { 0 } else { LIMIT_MS };
+    let patience = effort(PATIENCE, Duration::from_millis(1_000 + limit_ms));
     peer.set_nonblocking(true).unwrap();
     let begun = Instant::now();
     let (mut saw_end, mut block) = (false, &way.goes_on[..]);
@@ -316,6 +349,14 @@ fn end_in_each_way(spoken: Spoken) {
     }
 }
 
+/// Its name.
+fn counter_of(reason: CloseReason) -> &'static str {
+    let stats = Stats::default();
+    stats.count_close(reason);
+    let counted = |counter: &CounterValue| counter.value > 0 && counter.name != "closed_total";
+    stats::sum([&stats]).into_iter().find(counted).unwrap().name
+}
+
 fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &str) {
     // A change of the limits reaches the shards a little later: connections may come before.
     let limits = if way.connects_late { way.limits.clone() } else { Limits::default() };
@@ -361,11 +402,39 @@ fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &st
                 drop(server);
                 None
             }
-            By::Limits | By::Refusal | By::Panic => Some(server),
+            By::Limits | By::Refusal | By::Panic | By::HangUp | By::Forget => Some(server),
         };
         ends.into_iter().for_each(|end| end.join().unwrap());
+        // The kernel half may have met the end first, for a reason of its own.
+        if let (Some(Ending::Here { server, kernel: None, .. }), Some(reason)) = (&kept, way.reason) {
+            let name = counter_of(reason);
+            let is_counted = |counter: &CounterValue| counter.name == name && counter.value > 0;
+            wait_until(format!("{what}: {name}"), || server.counters().iter().any(is_counted));
+        }
         drop(kept);
     });
+}
+
+/// Reasons that no way here has, and why.
+const ELSEWHERE: [(CloseReason, &str); 8] = [
+    (CloseReason::EndlessHeader, "neither protocol has headers without a length; HTTP: ksf-cli tests/ends.rs"),
+    (CloseReason::FileRange, "neither service sends files"),
+    (CloseReason::Io, "the peer's own end"),
+    (CloseReason::KernelHalf, "in place of others here, with the kernel half"),
+    (CloseReason::MalformedFrame, "no bytes are malformed in either protocol"),
+    (CloseReason::PeerClosed, "the peer's own end"),
+    (CloseReason::PeerClosedMidMessage, "the peer's own end"),
+    (CloseReason::ReplyLimit, "neither service defers more than one reply; ksf tests/budget.rs"),
+];
+
+#[test]
+fn every_reason_is_tried_or_has_an_exception() {
+    let ways = ways(Spoken::Rpc);
+    for reason in CloseReason::ALL {
+        let tried = ways.iter().any(|way| way.reason == Some(reason));
+        let excepted = ELSEWHERE.iter().any(|(other, _)| *other == reason);
+        assert!(tried != excepted, "{reason:?}");
+    }
 }
 
 #[test]
