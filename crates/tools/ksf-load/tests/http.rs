@@ -422,6 +422,20 @@ fn answers_are_counted_by_the_field_that_names_their_worker() {
     assert_eq!((values.len(), values["(others)"]), (1025, 1500 - 1024));
 }
 
+/// A terminal acts on U+009B as on an escape sequence, and U+202E turns the order of text.
+#[test]
+fn what_a_server_says_is_printed_without_control_characters() {
+    own_network();
+    let server = http_server(|_, _| {
+        "HTTP/1.1 200 OK\r\nX-Worker: a\u{9b}31m\u{202e}b\r\nContent-Length: 0\r\n\r\n".to_owned().into_bytes()
+    });
+    for (json, shown) in [("", r"1 a\x9b31m\u{202e}b"), ("--json", r#""a\u009b31m\u202eb": 1"#)] {
+        let ran = run_http(&format!("http://{server}/ -c 1 --tally X-Worker {json}"));
+        assert!(ran.stdout.contains(shown), "{:?}", ran.stdout);
+        assert!(!ran.stdout.contains(['\u{9b}', '\u{202e}']), "{:?}", ran.stdout);
+    }
+}
+
 #[test]
 fn names_and_ipv6_are_reached() {
     own_network();

@@ -16,6 +16,7 @@ use crate::record::run::{RunRecord, ThreadRun};
 use crate::record::running::per;
 use crate::record::{Calls, Counters, Latencies};
 use crate::report::Io;
+use crate::report::escape::{escape, escape_json, escape_lines};
 use crate::report::warn::Warning;
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
@@ -88,7 +89,7 @@ impl<B: Serialize> Document<B> {
     ) -> Result<(), LoadError> {
         if json {
             let text = serde_json::to_string_pretty(self).map_err(|error| LoadError::Output(error.into()))?;
-            print(&(text + "\n"), io)?;
+            print(&(escape_json(&text) + "\n"), io)?;
         } else {
             print(table, io)?;
         }
@@ -100,18 +101,19 @@ impl<B: Serialize> Document<B> {
     }
 }
 
-/// Prints results; returns whether the reader of stdout is still there. One that has seen enough is no error.
+/// Prints results, [escaped](escape); returns whether the reader of stdout is still there. One that has seen enough is no
+/// error.
 pub(crate) fn print(text: &str, io: &mut Io<'_>) -> Result<bool, LoadError> {
-    match io.out.write_all(text.as_bytes()).and_then(|()| io.out.flush()) {
+    match io.out.write_all(escape_lines(text).as_bytes()).and_then(|()| io.out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(LoadError::Output(error)),
     }
 }
 
-/// A line on stderr. If it cannot be written, no result is lost.
+/// A line on stderr, [escaped](escape). If it cannot be written, no result is lost.
 pub(crate) fn say(tool: &str, line: &str, io: &mut Io<'_>) {
-    let _ = writeln!(io.err, "{tool}: {line}");
+    let _ = writeln!(io.err, "{tool}: {}", escape(line));
 }
 
 /// The machine the load came from.

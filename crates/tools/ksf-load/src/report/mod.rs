@@ -1,6 +1,7 @@
 //! What a measurement leaves behind: tables, the JSON document and the files; and where it is written.
 
 pub mod document;
+pub mod escape;
 pub(crate) mod files;
 pub(crate) mod hdr;
 pub(crate) mod raw;
