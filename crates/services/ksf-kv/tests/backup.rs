@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -177,6 +178,7 @@ fn a_backup_has_what_a_dump_has() {
         let written = fs::read(&path).unwrap();
         assert_eq!(made.bytes, written.len() as u64);
         assert!(!path.with_extension("partial").exists());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "others may read the backup");
         serving.stop();
         let mut dumped = Vec::new();
         assert_eq!(ksf_kv::offline::dump(folder.path(), 0, &mut dumped).unwrap(), made.keys);
