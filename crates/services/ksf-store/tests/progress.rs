@@ -588,6 +588,37 @@ fn a_full_log_takes_a_flush_after_a_kill() {
     }
 }
 
+/// Keys that end fill a log. The sweep removes each of them, though no command comes, and their space comes back.
+#[test]
+fn a_full_log_of_keys_that_have_ended_is_swept_and_filled_again() {
+    const ENDED: Clock = Clock { now_ms: 2, received_ns: None };
+    const BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 64, work_max: u64::MAX };
+    for (places, bytes) in [8, 40].into_iter().flat_map(|places| [0, 64, 1_000].map(|bytes| (places, bytes))) {
+        let mut served = Served::new(1, places, usize::MAX);
+        let value = vec![7; bytes];
+        let set = |served: &mut Served, key: u64, expires_ms| {
+            let key = format!("key {key}").into_bytes();
+            served.carry_out(0, &key, |update, key| update.set(key, value.clone(), Some(expires_ms)))
+        };
+        let keys = (0..).find(|key| !set(&mut served, *key, 1)).unwrap();
+        assert_eq!(served.store.keys() as u64, keys, "none has ended by then");
+        let is_swept = |served: &mut Served| {
+            match served.shards[0].sweep(ENDED, BUDGET, |_, _| {}) {
+                Ok(_) | Err(UpdateError::Append(AppendError::Full)) => {}
+                Err(error) => panic!("{error}"),
+            }
+            served.turn();
+            served.store.keys() == 0
+        };
+        let left =
+            |served: &Served| format!("{} of {keys}: {:?}", served.store.keys(), served.shards[0].log().segments());
+        let done = (0..10 * keys).any(|_| is_swept(&mut served));
+        assert!(done, "{places} places, values of {bytes} bytes: {}", left(&served));
+        let again = (0..).find(|key| !set(&mut served, *key, 1_000)).unwrap();
+        assert!(again > keys / 10 * 8, "{places} places, values of {bytes} bytes: {again} of {keys} keys");
+    }
+}
+
 /// What is in memory of keys that are gone goes, too: when nothing is left as much can be written as before.
 #[test]
 fn keys_that_are_gone_give_their_memory_back() {
