@@ -9,7 +9,7 @@ use ksf::limits::Limits;
 use ksf_test::{own_network, stream, wait_until};
 
 /// Asked of this server and of Redis, and answered by both in the same way.
-const SAME_AS_REDIS: &[&str] = &[
+pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "CLIENT",
     "CLIENT NONSENSE",
     "CLIENT ID x",

@@ -1,10 +1,12 @@
 //! Replies of the server, compared with those of Redis.
 
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use crate::common::{Client, Redis, Serving, engines};
+use crate::{connections, keys};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_test::{own_network, stream, wait_until};
@@ -918,6 +920,45 @@ const SAME_AS_REDIS: &[&str] = &[
     "KEYS",
 ];
 
+/// Commands for an empty server, sent once: Redis refuses a second `BGSAVE` while the first one is under way.
+const ONCE_AS_REDIS: &[&str] = &[
+    "DBSIZE",
+    "RANDOMKEY",
+    "MEMORY",
+    "MEMORY NONSENSE",
+    "MEMORY USAGE",
+    "MEMORY USAGE none",
+    "MEMORY USAGE none SAMPLES 5",
+    "MEMORY USAGE none SAMPLES x",
+    "MEMORY USAGE none SAMPLES -1",
+    "MEMORY USAGE none NONSENSE 1",
+    "MEMORY USAGE none SAMPLES",
+    "SET only value",
+    "DBSIZE",
+    "RANDOMKEY",
+    "SAVE",
+    "SAVE x",
+    "MULTI",
+    "SAVE",
+    "EXEC",
+    "BGSAVE x",
+    "BGSAVE SCHEDULE x",
+    "LASTSAVE x",
+    "BGSAVE",
+    "QUIT",
+];
+
+/// Commands of which no list compares the replies, each with the reason.
+const NOT_IN_A_LIST: &[(&str, &str)] = &[
+    ("client|info", "compared by a_connection_tells_of_itself_as_redis_does"),
+    ("client|no-touch", "Redis 7.2 is the first to have it"),
+    ("client|setinfo", "Redis 7.2 is the first to have it"),
+    ("config|help", "lists the subcommands of this server"),
+    ("ksf.backup", "Redis has none"),
+    ("ksf.keys", "Redis has none"),
+    ("memory|help", "lists the subcommands of this server"),
+];
+
 /// Texts of floating-point numbers, used wherever a command takes one.
 const FRACTIONS: [&str; 43] = [
     "1e400",
@@ -1343,6 +1384,76 @@ fn the_removal_of_an_expired_key_ends_no_transaction() {
         wait_until("it is removed", || other.ask("DBSIZE") == ":0");
         assert_eq!(["MULTI", "PING", "EXEC"].map(|command| client.ask(command))[2], "[+PONG]", "lease {lease}");
     }
+    serving.stop();
+}
+
+#[test]
+fn saves_memory_and_the_end_of_a_connection_are_answered_as_by_redis() {
+    own_network();
+    let Some(mut redis) = Redis::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    let mut different = Vec::new();
+    for question in ONCE_AS_REDIS {
+        let (is, wanted) = (client.ask(question), redis.client.ask(question));
+        if is != wanted {
+            different.push(format!("{question}\n  is     {is}\n  wanted {wanted}"));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+    // QUIT was the last one.
+    assert_eq!((stream::read_rest(&mut client.0), stream::read_rest(&mut redis.client.0)), (vec![], vec![]));
+    let mut client = serving.connect();
+    let mut peer = Client(BufReader::new(UnixStream::connect(redis.folder.path("redis")).unwrap()));
+    // The numbers differ.
+    for question in ["LASTSAVE", "MEMORY USAGE only", "MEMORY USAGE only SAMPLES 0"] {
+        for reply in [client.ask(question), peer.ask(question)] {
+            assert!(reply.strip_prefix(':').is_some_and(|number| number.parse::<u64>().is_ok()), "{question}: {reply}");
+        }
+    }
+    serving.stop();
+}
+
+/// Whoever adds a command adds lines to the lists that are compared with Redis.
+#[test]
+fn every_command_is_in_a_list_that_is_compared_with_redis() {
+    own_network();
+    let folder = tempfile::tempdir().unwrap();
+    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let mut client = serving.connect();
+    let listed = client.ask("COMMAND LIST");
+    let all: Vec<&str> = listed.trim_matches(['[', ']']).split(' ').collect();
+    assert!(all.len() > 160, "{all:?}");
+    let asked = |commands: &[&str]| -> HashSet<String> {
+        let commands = commands.iter().flat_map(|commands| commands.split(';'));
+        commands
+            .flat_map(|command| {
+                let mut words = command.split(' ').map(str::to_lowercase);
+                let name = words.next().unwrap_or_default();
+                let subcommand = words.next().map(|word| format!("{name}|{word}"));
+                [Some(name), subcommand].into_iter().flatten()
+            })
+            .collect()
+    };
+    let compared =
+        asked(&[SAME_AS_REDIS, ONCE_AS_REDIS, TOUCHING, connections::SAME_AS_REDIS, keys::SAME_AS_REDIS].concat());
+    let reasons: HashMap<&str, &str> = NOT_IN_A_LIST.iter().copied().collect();
+    for name in &all {
+        assert!(compared.contains(*name) != reasons.contains_key(name), "{name} is in no list, or in two");
+    }
+    for (name, reason) in &reasons {
+        assert!(all.contains(name), "there is no {name}: {reason}");
+    }
+    let touching = asked(TOUCHING);
+    let mut writes = 0;
+    for name in all.iter().filter(|name| !name.contains('|')) {
+        let about = client.ask(&format!("COMMAND INFO {name}"));
+        let is_write = about.split(['+', ' ', ']', '[']).any(|word| word == "write");
+        assert!(!is_write || touching.contains(*name), "{name} writes, and no WATCH is compared with it");
+        writes += usize::from(is_write);
+    }
+    assert!(writes > 60, "{writes} commands write");
     serving.stop();
 }
 

@@ -279,7 +279,7 @@ fn keys_are_listed_in_order() {
         }
         assert!(resp.ask("KSF.KEYS COUNT x").starts_with("-ERR value is not an integer"));
         resp.ask("MULTI");
-        assert!(resp.ask("KSF.KEYS").contains("not allowed in a transaction"));
+        assert!(resp.ask("KSF.KEYS").contains("not allowed inside a transaction"));
     });
 }
 

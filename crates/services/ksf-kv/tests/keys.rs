@@ -7,7 +7,7 @@ use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 
 /// What is asked of this server and of Redis, and answered by both in the same way.
-const SAME_AS_REDIS: &[&str] = &[
+pub(crate) const SAME_AS_REDIS: &[&str] = &[
     // Another name.
     "SET text Hello",
     "RENAME text text",
@@ -674,9 +674,9 @@ fn a_transaction_takes_no_command_that_looks_at_all_keys() {
     let serving = Serving::start(EngineKind::Epoll, folder.path());
     let mut client = serving.connect();
     let of_all = ["SCAN 0", "RANDOMKEY", "KEYS *", "FLUSHALL", "FLUSHDB ASYNC", "INFO"];
-    for (command, name) in of_all.map(|command| (command, command.split(' ').next().unwrap().to_lowercase())) {
+    for command in of_all {
         assert_eq!(client.ask("MULTI"), "+OK");
-        assert_eq!(client.ask(command), format!("-ERR '{name}' is not allowed in a transaction"));
+        assert_eq!(client.ask(command), "-ERR Command not allowed inside a transaction", "{command}");
         assert!(client.ask("EXEC").starts_with("-EXECABORT"), "{command}");
     }
     serving.stop();

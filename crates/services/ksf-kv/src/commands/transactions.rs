@@ -88,7 +88,7 @@ const OF_ALL_KEYS: [&str; 13] = [
 pub(super) fn queue(call: &mut Call<'_, '_>, name: &str) -> Result {
     if OF_ALL_KEYS.contains(&name) {
         // The transaction holds locks on some of them.
-        return Err(Failed::from(format!("ERR '{name}' is not allowed in a transaction")));
+        return Err("ERR Command not allowed inside a transaction".into());
     }
     let room_bytes = call.session.room_bytes;
     let transaction = &mut call.session.transaction;
