@@ -66,6 +66,10 @@ fn helper_serves() {
     serving.stop();
 }
 
+fn soon() -> Duration {
+    effort(PATIENCE, Duration::from_secs(1))
+}
+
 /// A server in a process of its own.
 struct Apart {
     server: Helper,
@@ -118,21 +122,24 @@ impl Apart {
         begin.elapsed()
     }
 
+    /// Another client is answered soon. The second is what is promised; beside other tests the machine alone may take longer.
+    fn ping_soon(&self, what: &str) {
+        let (took, soon) = (self.ping(what), soon());
+        assert!(took < soon, "{what}: PING took {took:?}");
+    }
+
     /// Another client is answered while these connections are open, and the server has no more memory than it may, beside keys and
     /// values that they wrote.
     fn check(&self, peers: Vec<TcpStream>, stored_before: usize, what: &str) {
-        // The second is what is promised. Beside other tests the machine alone may take longer.
-        let soon = effort(PATIENCE, Duration::from_secs(1));
         // What the kernel had taken is worked off, or waits: how long that takes is a matter of the machine.
         let mut most = 0;
         wait_until(format_args!("{what}: the burst is over"), || {
             most = most.max(self.taken_bytes());
-            self.ping(what) < soon
+            self.ping(what) < soon()
         });
         // On each shard, most likely, behind what the others sent.
         for _ in 0..8 * Self::shards() {
-            let took = self.ping(what);
-            assert!(took < soon, "{what}: PING took {took:?}");
+            self.ping_soon(what);
             most = most.max(self.taken_bytes());
         }
         let bound = bound_bytes(&limits(), REPLY_BYTES_MAX, Self::shards(), peers.len());
@@ -154,6 +161,9 @@ impl Apart {
                 // What does not fit is not sent: then the server reads no more.
                 while let Ok(sent @ 1..) = peer.write(left) {
                     left = &left[sent..];
+                }
+                if at % 50 == 49 {
+                    self.ping_soon(&format!("{what}, {at} have sent"));
                 }
                 peer
             })
@@ -296,12 +306,15 @@ fn what_sessions_keep_is_no_more_than_is_stated() {
         for (what, request) in [("MULTI", queue), ("WATCH", watch), ("SETNAME", name), ("a head", head.into_bytes())] {
             let stored_before = apart.stored_bytes();
             let peers: Vec<TcpStream> = (0..effort(100, 1000))
-                .map(|_| {
+                .map(|at| {
                     let mut peer = stream::connect(apart.address);
                     peer.set_nonblocking(true).unwrap();
                     let mut left = &request[..];
                     while let Ok(sent @ 1..) = peer.write(left) {
                         left = &left[sent..];
+                    }
+                    if at % 50 == 49 {
+                        apart.ping_soon(&format!("{engine}: {what}, {at} have sent"));
                     }
                     peer
                 })
