@@ -191,6 +191,9 @@ impl Attack<'_> {
             }
             if at % 50 == 0 {
                 look();
+                if ksf_test::effort(false, true) {
+                    self.ask(format_args!("while {at} send"));
+                }
             }
         }
         // What the kernel had taken is worked off, or waits: how long that takes is a matter of the machine.
