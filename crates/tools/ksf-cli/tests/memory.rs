@@ -6,10 +6,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use ksf::limits::Limits;
+use ksf_nfs::Procedure;
 use ksf_proto::oncrpc::record::put_record;
-use ksf_proto::oncrpc::{CallHeader, NFS_PROGRAM, OpaqueAuth};
-use ksf_proto::p9::{Data, NO_FID, NO_TAG, NO_UID, Names, Reply, Request, VERSION};
+use ksf_proto::oncrpc::{CallHeader, MOUNT_PROGRAM, NFS_PROGRAM, OpaqueAuth};
+use ksf_proto::p9::{Data, GetLock, Lock, NO_FID, NO_TAG, NO_UID, Names, Reply, Request, SetStat, VERSION};
 use ksf_proto::xdr::XdrWrite as _;
+use ksf_test::rpc::words;
 use ksf_test::stream::connect;
 use ksf_test::{may_have_networks, own_network, rpc, sysctl, wait_until};
 use rustix::net::sockopt::set_socket_linger;
@@ -22,6 +24,8 @@ use crate::support::{Folder, Server, engines_of_effort, ksf, value};
 mod bound;
 
 const CONNECTIONS: usize = 1000;
+/// Results of a call that are long by themselves.
+const LONG_RESULTS_BYTES: usize = 16 << 10;
 /// Longest reply of each service here.
 const REPLY_BYTES: usize = 1 << 20;
 const SHARD_BYTES_MAX: usize = 24 << 20;
@@ -363,36 +367,105 @@ fn rpc_takes_no_more_than_is_stated() {
 #[test]
 fn nfs_takes_no_more_than_is_stated() {
     for engine in engines_of_effort(6) {
+        let mut lists = 0;
         let place = Place::new();
-        std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
+        fill(&place);
         let server = place.start(engine, ",squash=all,anon=0:0", &LIMITS);
         let address = server.address(" tcp ");
         let calls = Calls(address);
         let folder = calls.mount(place.export().to_str().unwrap());
         let file = calls.lookup(&folder, "long").unwrap();
         let written = calls.create(&folder, "written");
-        let call = |procedure, args: &[u8]| {
+        let link = calls.lookup(&folder, "link").unwrap();
+        let record = |xid, program, procedure, args: &[u8]| {
             let mut call = Vec::new();
             put_record(&mut call, |out| {
-                let (xid, credential) = (1, OpaqueAuth::NONE);
-                CallHeader { xid, program: NFS_PROGRAM, version: 3, procedure, credential }.put(out);
+                let credential = OpaqueAuth::NONE;
+                CallHeader { xid, program, version: 3, procedure, credential }.put(out);
                 out.put(args);
             });
             call
         };
+        let call = |procedure, args: &[u8]| record(1, NFS_PROGRAM, procedure, args);
         let null = rpc::record(&rpc::call(1, 100_003, 3, 0));
         let small = (null, rpc::record(&rpc::accepted(1, &[0])));
         // READ: the offset in two words, then how much.
-        let request = call(6, &[opaque(&file), rpc::words(&[0, 0, REPLY_BYTES as u32])].concat()).repeat(4);
+        let request = call(6, &[opaque(&file), words(&[0, 0, REPLY_BYTES as u32])].concat()).repeat(4);
         Attack { name: format!("{engine}: nfs READ"), server: &server, request, small: small.clone() }.run();
         // WRITE: UNSTABLE, behind the offset and the length.
-        let head = [opaque(&written), rpc::words(&[0, 0, REPLY_BYTES as u32, 0])].concat();
+        let head = [opaque(&written), words(&[0, 0, REPLY_BYTES as u32, 0])].concat();
         let request = call(7, &[head, opaque(&vec![b'x'; REPLY_BYTES])].concat()).repeat(2);
-        let attack = Attack { name: format!("{engine}: nfs WRITE"), server: &server, request, small };
+        let attack = Attack { name: format!("{engine}: nfs WRITE"), server: &server, request, small: small.clone() };
         attack.run();
         attack.run_with_resets(|_| {});
         assert!(value(&server.stat()["services"][0]["own"], "write_calls") > 0, "{engine}: nothing is written");
+        // Lists are long one by one, all other replies together.
+        let mut others = Vec::new();
+        let procedures = Procedure::ALL.iter().zip(0..);
+        let of_nfs = procedures.map(|(procedure, number)| {
+            (procedure.name(), NFS_PROGRAM, number, arguments(*procedure, &folder, &file, &link))
+        });
+        let path = opaque(place.export().to_str().unwrap().as_bytes());
+        let of_mount = [("null", 0), ("mnt", 1), ("dump", 2), ("umnt", 3), ("umntall", 4), ("export", 5)];
+        let of_mount = of_mount.map(|(name, number)| {
+            (name, MOUNT_PROGRAM, number, if matches!(name, "mnt" | "umnt") { path.clone() } else { Vec::new() })
+        });
+        for (xid, (name, program, number, args)) in (100..).zip(of_nfs.chain(of_mount)) {
+            let results = calls.call(program, number, &args);
+            let request = record(xid, program, number, &args);
+            if results.len() <= LONG_RESULTS_BYTES {
+                others.extend(request);
+                continue;
+            }
+            let (name, request) = (format!("{engine}: nfs {name}"), request.repeat(4 * REPLY_BYTES / results.len()));
+            Attack { name, server: &server, request, small: small.clone() }.run();
+            lists += 1;
+        }
+        assert_eq!(lists, 2, "READDIR and READDIRPLUS");
+        let request = others.repeat(40);
+        Attack { name: format!("{engine}: all other calls"), server: &server, request, small }.run();
         server.stop();
+    }
+}
+
+/// An export with a long file, a link with a long target and many long names.
+fn fill(place: &Place) {
+    std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
+    std::os::unix::fs::symlink("x".repeat(4000), place.export().join("link")).unwrap();
+    for at in 0..4000 {
+        std::fs::write(place.export().join(format!("{at:0200}")), "").unwrap();
+    }
+}
+
+/// Arguments of a procedure of NFS. None of the calls changes anything, so each may be repeated.
+fn arguments(procedure: Procedure, folder: &[u8], file: &[u8], link: &[u8]) -> Vec<u8> {
+    let named = |name: &str| [opaque(folder), opaque(name.as_bytes())].concat();
+    // No attribute is set.
+    let attributes = words(&[0; 6]);
+    match procedure {
+        Procedure::Null => Vec::new(),
+        Procedure::Getattr | Procedure::Fsstat | Procedure::Fsinfo | Procedure::Pathconf => opaque(file),
+        Procedure::Setattr => [opaque(file), attributes, words(&[0])].concat(),
+        Procedure::Lookup => named("long"),
+        Procedure::Access => [opaque(file), words(&[0x3f])].concat(),
+        Procedure::Readlink => opaque(link),
+        Procedure::Read => [opaque(file), words(&[0, 0, 16])].concat(),
+        Procedure::Write => [opaque(file), words(&[0, 0, 0, 0]), opaque(b"")].concat(),
+        // GUARDED: the name is there.
+        Procedure::Create => [named("long"), words(&[1]), attributes].concat(),
+        Procedure::Mkdir => [named("long"), attributes].concat(),
+        Procedure::Symlink => [named("long"), attributes, opaque(b"target")].concat(),
+        // A FIFO.
+        Procedure::Mknod => [named("long"), words(&[7]), attributes].concat(),
+        Procedure::Remove | Procedure::Rmdir => named("none"),
+        Procedure::Rename => [named("none"), named("other")].concat(),
+        Procedure::Link => [opaque(file), named("long")].concat(),
+        // From the first entry.
+        Procedure::Readdir => [opaque(folder), words(&[0, 0, 0, 0, REPLY_BYTES as u32])].concat(),
+        Procedure::Readdirplus => {
+            [opaque(folder), words(&[0, 0, 0, 0, REPLY_BYTES as u32, REPLY_BYTES as u32])].concat()
+        }
+        Procedure::Commit => [opaque(file), words(&[0, 0, 0])].concat(),
     }
 }
 
@@ -400,7 +473,7 @@ fn nfs_takes_no_more_than_is_stated() {
 fn ninep_takes_no_more_than_is_stated() {
     for engine in engines_of_effort(7) {
         let place = Place::new();
-        std::fs::write(place.export().join("long"), vec![b'x'; REPLY_BYTES]).unwrap();
+        fill(&place);
         let server = place.start_kind("9p", 0, engine, ",squash=all,anon=0:0", &LIMITS);
         let message = |tag, request: Request<'_>| {
             let mut message = Vec::new();
@@ -411,18 +484,20 @@ fn ninep_takes_no_more_than_is_stated() {
         let version = message(NO_TAG, Request::Version { msize, version: VERSION });
         let mut agreed = Vec::new();
         (Reply::Version { msize, version: VERSION }).put(NO_TAG, &mut agreed).unwrap();
-        // The root is fid 0, the long file is open as fid 1.
-        let mut names = Vec::new();
-        let names = Names::of(&[b"long"], &mut names).unwrap();
+        // The root is fid 0, the long file is open as fid 1, the link is fid 2.
+        let (mut long, mut link) = (Vec::new(), Vec::new());
+        let (long, link) = (Names::of(&[b"long"], &mut long).unwrap(), Names::of(&[b"link"], &mut link).unwrap());
         let session = [
             version.clone(),
             message(1, Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: NO_UID }),
-            message(1, Request::Walk { fid: 0, newfid: 1, names }),
+            message(1, Request::Walk { fid: 0, newfid: 1, names: long }),
             // To read and to write.
             message(1, Request::Lopen { fid: 1, flags: 2 }),
+            message(1, Request::Walk { fid: 0, newfid: 2, names: link }),
         ];
-        let greet = |peer: &mut TcpStream| {
-            for request in &session {
+        let to_list = [version.clone(), session[1].clone(), message(1, Request::Lopen { fid: 0, flags: 0 })];
+        let begin = |peer: &mut TcpStream, session: &[Vec<u8>]| {
+            for request in session {
                 peer.write_all(request).unwrap();
                 let mut size = [0; 4];
                 peer.read_exact(&mut size).unwrap();
@@ -431,6 +506,7 @@ fn ninep_takes_no_more_than_is_stated() {
                 assert_eq!(reply[4], request[4] + 1, "it is refused");
             }
         };
+        let greet = |peer: &mut TcpStream| begin(peer, &session);
         let read = |tag| message(tag, Request::Read { fid: 1, offset: 0, count: msize });
         let request = (1..=4).flat_map(read).collect();
         let small = (version.clone(), agreed);
@@ -439,11 +515,62 @@ fn ninep_takes_no_more_than_is_stated() {
         let data = vec![b'x'; REPLY_BYTES - 24];
         let write = |tag| message(tag, Request::Write { fid: 1, offset: 0, data: Data(&data) });
         let request = (1..=2).flat_map(write).collect();
-        let attack = Attack { name: format!("{engine}: 9p Twrite"), server: &server, request, small };
+        let attack = Attack { name: format!("{engine}: 9p Twrite"), server: &server, request, small: small.clone() };
         attack.run_after(greet);
         attack.run_with_resets(greet);
         assert!(value(&server.stat()["services"][0]["own"], "write_calls") > 0, "{engine}: nothing is written");
+        let list = |tag| message(tag, Request::Readdir { fid: 0, offset: 0, count: msize });
+        let request = (1..=64).flat_map(list).collect();
+        let name = format!("{engine}: 9p Treaddir");
+        let attack = Attack { name, server: &server, request, small: small.clone() };
+        attack.run_after(|peer| begin(peer, &to_list));
+        // Each of the others; Tversion ends a session.
+        let kinds = Request::KINDS.iter().filter(|(_, name)| *name != "version").cycle();
+        let kinds = kinds.take(40 * Request::KINDS.len()).zip(1..);
+        let request = kinds.flat_map(|((_, name), tag)| message(tag, small_request(name, long))).collect();
+        Attack { name: format!("{engine}: all other messages"), server: &server, request, small }.run_after(greet);
         server.stop();
+    }
+}
+
+/// A request of this name on the fids above, with a reply that is short. Nothing is changed but locks.
+fn small_request<'a>(name: &str, names: Names<'a>) -> Request<'a> {
+    const LONG: &[u8] = b"long";
+    const NONE: &[u8] = b"none";
+    const UNKNOWN_FID: u32 = 99;
+    match name {
+        "statfs" => Request::Statfs { fid: 0 },
+        "lopen" => Request::Lopen { fid: UNKNOWN_FID, flags: 0 },
+        // The name is there.
+        "lcreate" => Request::Lcreate { fid: 0, name: LONG, flags: 0o200, mode: 0, gid: 0 },
+        "symlink" => Request::Symlink { dfid: 0, name: LONG, target: LONG, gid: 0 },
+        "mknod" => Request::Mknod { dfid: 0, name: LONG, mode: 0o010_600, major: 0, minor: 0, gid: 0 },
+        "mkdir" => Request::Mkdir { dfid: 0, name: LONG, mode: 0, gid: 0 },
+        "link" => Request::Link { dfid: 0, fid: 1, name: LONG },
+        "rename" => Request::Rename { fid: UNKNOWN_FID, dfid: 0, name: NONE },
+        "renameat" => Request::Renameat { olddirfid: 0, oldname: NONE, newdirfid: 0, newname: LONG },
+        "unlinkat" => Request::Unlinkat { dirfid: 0, name: NONE, flags: 0 },
+        "readlink" => Request::Readlink { fid: 2 },
+        "getattr" => Request::Getattr { fid: 1, mask: u64::MAX },
+        "setattr" => Request::Setattr { fid: 1, to: SetStat::default() },
+        // Tclunk is behind it.
+        "xattrwalk" => Request::Xattrwalk { fid: 1, newfid: 9, name: b"" },
+        "xattrcreate" => Request::Xattrcreate { fid: UNKNOWN_FID, name: NONE, size: 1, flags: 0 },
+        // It is not open.
+        "readdir" => Request::Readdir { fid: 0, offset: 0, count: 4096 },
+        "fsync" => Request::Fsync { fid: 1, datasync: 1 },
+        "lock" => Request::Lock { fid: 1, lock: Lock { length: 1, client: NONE, ..Lock::default() } },
+        "getlock" => Request::Getlock { fid: 1, lock: GetLock { length: 1, client: NONE, ..GetLock::default() } },
+        "auth" => Request::Auth { afid: 8, uname: b"", aname: b"", n_uname: NO_UID },
+        "attach" => Request::Attach { fid: 0, afid: NO_FID, uname: b"", aname: b"", n_uname: NO_UID },
+        "flush" => Request::Flush { oldtag: 60_000 },
+        // Its new fid is in use.
+        "walk" => Request::Walk { fid: 0, newfid: 1, names },
+        "read" => Request::Read { fid: 1, offset: 0, count: 16 },
+        "write" => Request::Write { fid: 1, offset: 0, data: Data(b"x") },
+        "clunk" => Request::Clunk { fid: 9 },
+        "remove" => Request::Remove { fid: UNKNOWN_FID },
+        _ => panic!("{name} is new: how is it asked for?"),
     }
 }
 
