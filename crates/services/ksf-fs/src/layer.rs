@@ -63,7 +63,7 @@ pub struct FsOptions {
     /// descriptor, beside those of `descriptors_max`. Connections have shares, as those of `open_files_max`. A write of one file more is
     /// synced by the thread that makes it. Default 2048.
     pub uncommitted_files_max: usize,
-    /// Files and folders that are open for clients ([`Fs::open`]), at most a quarter of `open_max`. A connection has 8 of
+    /// Files and folders that are open for clients ([`Fs::open`]), at most what the other two leave of `open_max`. A connection has 8 of
     /// half of them, and of the other half gets one more while it has fewer than are free. Default 65,536.
     pub open_files_max: usize,
 }
@@ -71,8 +71,16 @@ pub struct FsOptions {
 impl FsOptions {
     /// The least `open_max` that lowers none of the other bounds. `has_opens`: clients open files ([`Fs::open`]).
     pub fn open_wanted(&self, has_opens: bool) -> usize {
-        let quarter = self.uncommitted_files_max.max(if has_opens { self.open_files_max } else { 0 });
-        (self.descriptors_max * 2).max(quarter * 4)
+        let others = (self.descriptors_max * 2).max(self.uncommitted_files_max * 4);
+        let sum = self.descriptors_max + self.uncommitted_files_max + self.open_files_max;
+        if has_opens { others.max(sum) } else { others }
+    }
+
+    /// How many of `open_max` are kept open between calls, are of files with uncommitted data, and are open for clients.
+    fn shares(&self) -> [usize; 3] {
+        let descriptors = self.descriptors_max.min(self.open_max / 2);
+        let uncommitted = self.uncommitted_files_max.min(self.open_max / 4);
+        [descriptors, uncommitted, self.open_files_max.min(self.open_max - descriptors - uncommitted)]
     }
 }
 
@@ -176,17 +184,17 @@ impl Fs {
             what: "read random bytes for the verifier of writes",
             error,
         })?;
-        let open_max = options.open_max;
+        let [descriptors_max, uncommitted_files_max, open_files_max] = options.shares();
         Ok(Self {
             exports: Vec::new(),
             table_entries_max: options.table_entries_max,
             attr_entries_max: options.attr_entries_max,
             attrs: AttrCache::default(),
-            descriptors: Arc::new(Descriptors::new(options.descriptors_max.min(open_max / 2))),
+            descriptors: Arc::new(Descriptors::new(descriptors_max)),
             handles: HandleCache::default(),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
-            uncommitted: Arc::new(Uncommitted::new(options.uncommitted_files_max.min(open_max / 4))),
-            open_files: Arc::new(OpenFiles::new(options.open_files_max.min(open_max / 4))),
+            uncommitted: Arc::new(Uncommitted::new(uncommitted_files_max)),
+            open_files: Arc::new(OpenFiles::new(open_files_max)),
             first_verifier: u64::from_be_bytes(verifier),
             locks: Vec::new(),
             process,
@@ -690,6 +698,17 @@ pub(crate) const EXECUTE_BIT: u32 = 1;
 mod tests {
     use super::*;
     use crate::common::Served;
+
+    #[test]
+    fn with_the_descriptors_that_it_wants_no_bound_is_lower() {
+        let shares = |open_max| FsOptions { open_max, ..FsOptions::default() }.shares();
+        let [nfs, ninep] = [false, true].map(|has_opens| FsOptions::default().open_wanted(has_opens));
+        assert_eq!(shares(nfs)[..2], [4096, 2048]);
+        assert!(shares(nfs - 4)[..2] < [4096, 2048][..]);
+        assert_eq!(shares(ninep), [4096, 2048, 65_536]);
+        assert_eq!(shares(ninep - 1), [4096, 2048, 65_535]);
+        assert_eq!(shares(100), [50, 25, 25]);
+    }
 
     #[test]
     fn no_handle_has_a_lock_of_another_export() {
