@@ -9,7 +9,7 @@ use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM};
 use ksf_proto::p9::{Data, NO_UID, Names, Request};
 use ksf_proto::xdr::XdrReader;
 use ksf_test::rpc::words;
-use ksf_test::stream;
+use ksf_test::{stream, two_cpus_or_skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::ninep;
@@ -190,4 +190,25 @@ fn a_service_with_idle_connections_leaves_others_their_connections() {
     use_nfs(&mut connection, &root);
     drop(strangers);
     server.stop();
+}
+
+#[test]
+fn one_shard_more_has_no_more_descriptors_than_are_counted_for_it() {
+    // As in `src/serve/descriptors.rs`.
+    const OF_SHARD: usize = 8;
+    let Some(cpus) = two_cpus_or_skip() else { return };
+    for engine in engines() {
+        let [one, two] = [1, 2].map(|shards| {
+            let folder = Folder::new();
+            let data = folder.path("data");
+            let cpus = cpus[..shards].iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            let args = ["store", "--engine", engine, "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--cpus"];
+            let args = [&args[..], &[&cpus, "--data", data.to_str().unwrap()]].concat();
+            let server = Server::start(&args, 1);
+            let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+            server.stop();
+            open
+        });
+        assert!(two > one && two - one <= OF_SHARD + 1, "{engine}: {one} with one shard, {two} with two");
+    }
 }

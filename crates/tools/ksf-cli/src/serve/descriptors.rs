@@ -13,8 +13,8 @@ use crate::output::say;
 const OF_PROCESS: usize = 8;
 /// Descriptors of a service: exports, logs, keys.
 const OF_SERVICE: usize = 12;
-/// Descriptors of a shard, without its listeners.
-const OF_SHARD: usize = 4;
+/// Descriptors of a shard, without its listeners: engine, timer, mail, one to refuse with, and the files of a log.
+const OF_SHARD: usize = 8;
 /// Most descriptors that are left to requests for their time, to readers of counters, and to connections that are being refused.
 const SPARE_MAX: usize = 256;
 
