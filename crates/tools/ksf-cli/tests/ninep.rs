@@ -121,6 +121,24 @@ fn a_connection_has_4096_fids() {
     server.stop();
 }
 
+/// Limits of sizes stay as they were, and a reload is refused if others contradict them.
+#[test]
+fn a_reload_that_contradicts_a_limit_in_force_changes_nothing() {
+    let place = Place::new();
+    let file = place.0.write("limits.toml", "idle_timeout_ms = 600000\n");
+    let more = ["--config-limits", file.to_str().unwrap()];
+    let mut server = place.start_listening(("9p", 0), "epoll", ",squash=none", &more, 1);
+    let limits = |server: &Server| server.stat()["services"][0]["limits"].clone();
+    let before = limits(&server);
+    let text = "message_bytes_max = \"32k\"\nassembly_bytes_max = \"64k\"\nidle_timeout_ms = 1\n";
+    place.0.write("limits.toml", text);
+    server.signal(Signal::HUP);
+    let line = server.line_with("reloaded");
+    assert!(line.contains("limits not reloaded") && line.contains("below message_bytes_max"), "{line}");
+    assert_eq!(limits(&server), before);
+    server.stop();
+}
+
 #[test]
 fn tools_of_diod_list_and_read() {
     let Some(diodls) = program_or_skip("diodls") else { return };

@@ -120,7 +120,10 @@ impl Running {
         let kept = SIZES.iter().filter(|(_, of)| self.keeps_sizes && differs(*of));
         let kept = kept.map(|(name, _)| (*name).to_owned()).collect();
         let own = pairs().map(|(new, old)| self.bounded(new.clone(), old)).collect::<Vec<_>>();
-        self.limits = self.bounded(limits, &self.limits);
+        let limits = self.bounded(limits, &self.limits);
+        // What is kept may contradict what is new.
+        own.iter().chain([&limits]).try_for_each(limits::check)?;
+        self.limits = limits;
         self.server.set_limits(&ServerLimits::new(self.limits.clone(), own.clone()));
         for ((listener, entry), limits) in self.listeners.iter_mut().zip(entries).zip(own) {
             (listener.entry, listener.limits) = (entry, limits);
