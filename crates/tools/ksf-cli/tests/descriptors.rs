@@ -10,11 +10,11 @@ use ksf_proto::p9::{Data, NO_UID, Names, Request};
 use ksf_proto::xdr::XdrReader;
 use ksf_test::rpc::words;
 use ksf_test::{stream, two_cpus_or_skip};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use crate::ninep;
 use crate::support::export::{Place, call, opaque};
-use crate::support::{Folder, Server, engines, first_cpu, value, wait_until};
+use crate::support::{Folder, Server, engines, first_cpu, stderr, value, wait_until};
 
 /// Files that requests open one after the other.
 const FILES: usize = 100;
@@ -211,4 +211,49 @@ fn one_shard_more_has_no_more_descriptors_than_are_counted_for_it() {
         });
         assert!(two > one && two - one <= OF_SHARD + 1, "{engine}: {one} with one shard, {two} with two");
     }
+}
+
+#[test]
+fn a_reload_reports_and_keeps_to_the_part_for_connections() {
+    let open_max = 256;
+    for (kind, part) in [
+        ("kind = \"echo\"", open_max),
+        // Each connection may need another one to a backend.
+        ("kind = \"http\"\nbackends = [\"127.0.0.1:1\"]", open_max / 2),
+    ] {
+        let folder = Folder::new();
+        let write = |connections_max: u64| {
+            let text = format!(
+                "engine = \"epoll\"\ncpus = \"{}\"\n[[service]]\nname = \"a\"\n{kind}\nlisten = [\"tcp:127.0.0.1:0\"]\n\
+                 limits = {{ connections_max = {connections_max} }}\n",
+                first_cpu()
+            );
+            folder.write("ksf.toml", text)
+        };
+        let mut server = start(open_max, &["serve", write(10).to_str().unwrap()], 1);
+        let is_lowered = |line: &String| line.contains("connections_max is");
+        let connections_max = |server: &Server| value(&server.stat()["services"][0]["limits"], "connections_max");
+        for (wanted, reported) in [(11, false), (1000, true), (12, false)] {
+            write(wanted);
+            server.signal(Signal::HUP);
+            let before = server.seen().len();
+            server.line_with("limits reloaded from");
+            let lines = &server.seen()[before..];
+            assert_eq!(lines.iter().any(is_lowered), reported, "{kind}: {lines:?}");
+            let now = connections_max(&server);
+            assert!(if reported { now > 12 && now < part as u64 } else { now == wanted }, "{kind}: {now}");
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn a_service_without_descriptors_for_connections_does_not_start() {
+    let args =
+        ["--nofile=40:40", env!("CARGO_BIN_EXE_ksf"), "kecho", "--engine", "epoll", "--listen", "tcp:127.0.0.1:0"];
+    let mut command = Command::new("prlimit");
+    let output = command.args(args).args(["--cpus", &first_cpu()]).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(71), "{text}");
+    assert!(text.contains("the process may have 40 descriptors") && text.contains("LimitNOFILE="), "{text}");
 }

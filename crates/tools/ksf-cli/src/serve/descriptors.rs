@@ -4,10 +4,11 @@
 use std::fmt;
 
 use ksf::cpus;
+use ksf::limits::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::plan::Plan;
-use crate::output::say;
+use crate::output::{Failure, Status, say};
 
 /// Descriptors of the process: its standard streams, signals, counters.
 const OF_PROCESS: usize = 8;
@@ -17,6 +18,8 @@ const OF_SERVICE: usize = 12;
 const OF_SHARD: usize = 8;
 /// Most descriptors that are left to requests for their time, to readers of counters, and to connections that are being refused.
 const SPARE_MAX: usize = 256;
+/// A service starts with this many connections, or as many as its limits allow.
+const CONNECTIONS_MIN: usize = 16;
 
 /// A service may have fewer connections than its limits allow.
 pub(crate) struct Lowered {
@@ -24,6 +27,13 @@ pub(crate) struct Lowered {
     from: usize,
     to: usize,
     open_max: usize,
+}
+
+impl Lowered {
+    /// `None`: it may have all of `from`.
+    pub(crate) fn of(service: &str, from: usize, to: usize) -> Option<Self> {
+        (to < from).then(|| Self { service: service.to_owned(), from, to, open_max: open_max() })
+    }
 }
 
 impl fmt::Display for Lowered {
@@ -44,22 +54,32 @@ pub(crate) fn raise() -> usize {
     {
         say(&format_args!("warning: cannot raise the limit of open files: {error}"));
     }
+    open_max()
+}
+
+fn open_max() -> usize {
     getrlimit(Resource::Nofile).current.map_or(usize::MAX, |max| usize::try_from(max).unwrap_or(usize::MAX))
 }
 
 /// Gives each service its parts of `open_max`. At most half of what the services do not need in any case is for files and backends.
-pub(crate) fn divide(open_max: usize, plans: &mut [Plan]) -> Vec<Lowered> {
+/// An error: a service could have hardly any connections.
+pub(crate) fn divide(open_max: usize, plans: &mut [Plan]) -> Result<Vec<Lowered>, Failure> {
     let own: usize = plans.iter().map(own).sum();
     let free = open_max.saturating_sub(OF_PROCESS + own + (open_max / 16).min(SPARE_MAX));
-    let wanted = |plan: &Plan| plan.kind.as_kind().descriptors_max(&plan.common.limits);
-    let files = shares(free / 2, &plans.iter().map(wanted).collect::<Vec<_>>());
+    let files = shares(free / 2, &plans.iter().map(|plan| wanted(plan, &plan.common.limits)).collect::<Vec<_>>());
     let free = free - files.iter().sum::<usize>();
     let connections: Vec<usize> = plans.iter().map(|plan| plan.common.limits.connections_max).collect();
     let connections = shares(free, &connections);
     // A reload may raise limits by the rest.
     let more = (free - connections.iter().sum::<usize>()) / plans.len().max(1);
     let parts = plans.iter_mut().zip(files).zip(connections);
-    parts.filter_map(|((plan, files), connections)| give(plan, files, connections + more, open_max)).collect()
+    let given = parts.map(|((plan, files), connections)| give(plan, files, connections, more));
+    Ok(given.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+/// Descriptors for files and backends that it can use with these limits.
+fn wanted(plan: &Plan, limits: &Limits) -> usize {
+    plan.kind.as_kind().descriptors_max(limits)
 }
 
 /// Descriptors that a service needs to start.
@@ -70,12 +90,22 @@ fn own(plan: &Plan) -> usize {
     OF_SERVICE + shards * (OF_SHARD + listeners)
 }
 
-fn give(plan: &mut Plan, files: usize, connections: usize, open_max: usize) -> Option<Lowered> {
-    let (common, connections) = (&mut plan.common, connections.max(1));
-    (common.descriptors_max, common.connections_max) = (files, connections);
+fn give(plan: &mut Plan, files: usize, connections: usize, more: usize) -> Result<Option<Lowered>, Failure> {
+    let mut none = plan.common.limits.clone();
+    none.connections_max = 0;
+    // Each connection may need one to a backend, also after a reload.
+    let is_proxy = wanted(plan, &none) < wanted(plan, &plan.common.limits);
+    let connections = if is_proxy { connections.min(files) + more / 2 } else { connections + more };
+    let common = &mut plan.common;
     let from = common.limits.connections_max;
+    if connections < from.min(CONNECTIONS_MIN) {
+        let what = format!("{}: the process may have {} descriptors (ulimit -n)", common.name, open_max());
+        return Err(Failure::new(Status::Os, format!("{what}, which leaves {connections} for connections"))
+            .remedy("raise the limit: ulimit -n, or LimitNOFILE= in the unit; or choose fewer CPUs"));
+    }
+    (common.descriptors_max, common.connections_max) = (files, connections);
     common.limits.connections_max = from.min(connections);
-    (connections < from).then(|| Lowered { service: common.name.clone(), from, to: connections, open_max })
+    Ok(Lowered::of(&common.name, from, connections))
 }
 
 /// Divides `total` equally, but gives none more than it wants.

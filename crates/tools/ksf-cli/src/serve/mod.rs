@@ -129,7 +129,7 @@ fn run(
             say(line);
         }
     };
-    let lowered = descriptors::divide(descriptors::raise(), &mut plans);
+    let lowered = descriptors::divide(descriptors::raise(), &mut plans)?;
     ksf::give_back::keep();
     if let Some(line) = plans.first().and_then(|plan| cpus_left_out(plan.common.cpus.as_ref()?)) {
         chat(&line);
@@ -226,7 +226,11 @@ fn reload(services: &Services, loudness: Loudness) {
             ));
             continue;
         };
-        match source.reload(running) {
+        let result = source.reload(running);
+        if result.is_ok() && !loudness.quiet {
+            running.notes.iter().for_each(|note| say(note));
+        }
+        match result {
             Ok(fixed) if !fixed.is_empty() => say(&format_args!(
                 "{}: limits reloaded from {}; changes of {} take effect at a restart",
                 running.name,

@@ -5,6 +5,7 @@ use std::io;
 use ksf::limits::{Limits, ServerLimits};
 use ksf::server::{Drained, ListenerInfo, Server};
 
+use super::descriptors::Lowered;
 use super::kernel::Half;
 use super::limits::{self, LimitFlags};
 use super::listen::ListenEntry;
@@ -65,7 +66,7 @@ pub(crate) struct Running {
     pub(crate) name: String,
     /// Lines that say which listeners are ready.
     pub(crate) ready: Vec<String>,
-    /// Lines that say why something better does not run.
+    /// Lines that say why something better does not run, of the start or the last reload.
     pub(crate) notes: Vec<String>,
     pub(super) engine: &'static str,
     pub(super) limits: Limits,
@@ -120,10 +121,12 @@ impl Running {
         let kept = SIZES.iter().filter(|(_, of)| self.keeps_sizes && differs(*of));
         let kept = kept.map(|(name, _)| (*name).to_owned()).collect();
         let own = pairs().map(|(new, old)| self.bounded(new.clone(), old)).collect::<Vec<_>>();
+        let lowered = Lowered::of(&self.name, limits.connections_max, self.connections_max);
         let limits = self.bounded(limits, &self.limits);
         // What is kept may contradict what is new.
         own.iter().chain([&limits]).try_for_each(limits::check)?;
         self.limits = limits;
+        self.notes = lowered.iter().map(ToString::to_string).collect();
         self.server.set_limits(&ServerLimits::new(self.limits.clone(), own.clone()));
         for ((listener, entry), limits) in self.listeners.iter_mut().zip(entries).zip(own) {
             (listener.entry, listener.limits) = (entry, limits);
