@@ -90,7 +90,9 @@ impl Outgoing {
                 (Some(send), heard) if heard.is_none_or(|heard| send <= heard) => {
                     (Some(send), Failure::NotTaken, CloseReason::SendTimeout)
                 }
-                _ => (heard, Failure::Silent, CloseReason::IdleTimeout),
+                // Its owner may have been kept from sending the rest.
+                (_, heard) if self.sending => (heard, Failure::NotTaken, CloseReason::IdleTimeout),
+                (_, heard) => (heard, Failure::Silent, CloseReason::IdleTimeout),
             }
         }
     }

@@ -262,7 +262,8 @@ impl Proxy {
     fn failed(&self, client: &mut ProxyClient, failure: Failure, reply: &mut Reply<'_>) {
         let counts = self.counts.of(client.reader.shard);
         let Some(exchange) = &client.exchange else { return };
-        if failure == Failure::Silent && client.reader.is_mid_body() && exchange.awaits_body() {
+        let awaits_body = client.reader.is_mid_body() && exchange.awaits_body(client.reader.has_begun_body());
+        if failure == Failure::Silent && awaits_body {
             return self.give_up(client, 408, reply);
         }
         if !matches!(exchange.answer, Answer::Nothing) {
@@ -317,14 +318,14 @@ impl Exchange {
     }
 
     /// True while the next move is the client's, if it has not sent all of its body: the backend has not begun its final answer,
-    /// and the client does not wait for an interim one.
-    fn awaits_body(&self) -> bool {
+    /// and the client, which has `begun` to send it, does not wait for an interim one.
+    fn awaits_body(&self, begun: bool) -> bool {
         let is_unanswered = match &self.answer {
             Answer::Nothing => true,
             Answer::Head(kept) => kept.is_empty(),
             Answer::Body(_) => false,
         };
-        is_unanswered && (!self.request.expects_continue || self.interim_answers > 0)
+        is_unanswered && (begun || !self.request.expects_continue || self.interim_answers > 0)
     }
 
     /// Memory of the heads that are kept.

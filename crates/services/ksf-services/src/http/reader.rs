@@ -102,6 +102,11 @@ impl Reader {
         self.request.as_ref().is_some_and(|(_, body)| !body.is_done())
     }
 
+    /// True when a part of the body under way has arrived.
+    pub(super) fn has_begun_body(&self) -> bool {
+        self.body_bytes > 0
+    }
+
     /// The request under way, if it has arrived in full.
     pub(super) fn whole_request(&self) -> Option<&Request> {
         self.request.as_ref().filter(|(_, body)| body.is_done()).map(|(request, _)| request)
