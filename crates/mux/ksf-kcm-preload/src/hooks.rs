@@ -463,20 +463,20 @@ hooks! {
     /// sigaction(2)
     fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int = |real| {
         // SAFETY: null, or the caller's.
-        before_handler(unsafe { action.as_ref() }.map_or(libc::SIG_DFL, |action| action.sa_sigaction))
+        before_handler(signal, unsafe { action.as_ref() }.map_or(libc::SIG_DFL, |action| action.sa_sigaction))
     };
     /// signal(2)
-    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
     /// signal(2), by another name
-    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
     /// signal(2), by another name
-    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
     /// sysv_signal(3)
-    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
     /// sysv_signal(3), as strictly conforming programs call it
-    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
     /// sigset(3)
-    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(handler);
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t = |real| before_handler(signal, handler);
 
     /// access(2)
     fn access(path: *const c_char, mode: c_int) -> c_int =
@@ -505,13 +505,12 @@ hooks! {
 }
 
 /// Always `None`.
-fn before_handler<T>(handler: sighandler_t) -> Option<T> {
+fn before_handler<T>(signal: c_int, handler: sighandler_t) -> Option<T> {
     /// SIG_HOLD of sigset(3).
     const SIG_HOLD: sighandler_t = 2;
     if ![libc::SIG_DFL, libc::SIG_IGN, SIG_HOLD].contains(&handler) {
         keeper::start_before_handler();
-        #[cfg(debug_assertions)]
-        crate::signals::HAS_HANDLERS.store(true, std::sync::atomic::Ordering::Relaxed);
+        crate::signals::note_handler(signal);
     }
     None
 }

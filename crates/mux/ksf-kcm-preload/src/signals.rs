@@ -11,6 +11,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ksf_interpose::errno::errno;
@@ -145,27 +146,29 @@ impl Blocked {
     }
 }
 
-/// The process has installed a handler.
-#[cfg(debug_assertions)]
-pub(crate) static HAS_HANDLERS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+/// Signals for which the process has installed a handler at some time, as bits; those of debug builds, which check with them.
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+/// The process installs a handler.
+pub(crate) fn note_handler(signal: c_int) {
+    if cfg!(debug_assertions) && (1..=64).contains(&signal) {
+        HANDLED.fetch_or(1 << (signal - 1), Ordering::Relaxed);
+    }
+}
 
 /// True if a handler may interrupt this thread, but for one of a [`SYNCHRONOUS`] signal.
 #[cfg(debug_assertions)]
 pub(crate) fn may_come() -> bool {
-    if !HAS_HANDLERS.load(std::sync::atomic::Ordering::Relaxed) {
-        return false;
-    }
-    let (mut all, mut now) = (Signals::default().to_set(), Signals::default().to_set());
-    // SAFETY: the sets are values.
-    unsafe {
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
-    }
+    let mut now = Signals::default().to_set();
+    // SAFETY: the set is a value.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now) };
     let held_back = SYNCHRONOUS.iter().fold(Signals::of(&now), |set, signal| set.with(*signal));
-    if Signals::of(&all).without(held_back).is_empty() {
+    let handled = HANDLED.load(Ordering::Relaxed);
+    let handled = (1..=64).filter(|signal| handled >> (signal - 1) & 1 != 0);
+    if handled.fold(Signals::default(), |set, signal| set.with(signal)).without(held_back).is_empty() {
         return false;
     }
-    // The caller may have set it for the program.
+    // The program may have taken its handler back. The caller may have set errno for the program.
     let before = errno();
     let handlers = Handlers::of_process();
     set_errno(before);
