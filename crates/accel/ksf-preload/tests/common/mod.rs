@@ -5,6 +5,7 @@ mod actor;
 mod client;
 mod server;
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -117,6 +118,15 @@ pub(crate) fn ready(holder: &Started) -> Vec<WorkerStatus> {
 pub(crate) fn wait_ready(holder: &Started, count: usize) {
     let what = std::fmt::from_fn(|f| write!(f, "{count} workers are ready: {:#?}", holder.status()));
     wait_until(what, || ready(holder).len() == count);
+}
+
+/// Asks as [`ask_each`] does, each time when so many workers are ready: a worker that blocks in `accept()` is not from one
+/// connection to its next call, and what comes in between goes to the program's listener.
+pub(crate) fn ask_ready(holder: &Started, workers: usize, port: u16, count: usize) {
+    for _ in 0..count {
+        wait_ready(holder, workers);
+        ask_each(Ipv4Addr::LOCALHOST, port, "who\n", 1);
+    }
 }
 
 /// A program in a network namespace of the test's own, with its holder; `None`: the test is skipped.
