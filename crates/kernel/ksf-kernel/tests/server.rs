@@ -94,12 +94,45 @@ fn unread(client: &TcpStream) -> usize {
     bytes as usize
 }
 
+/// A client that sends more than all buffers hold before it reads. Its first messages, each alone, go to the kernel half.
+fn echo_to_a_slow_reader(rig: &Rig, message: &[u8]) {
+    const PIECE: usize = 7001;
+    const ONE_BY_ONE: usize = 4 * PIECE;
+    let mut client = rig.connect();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&client, 64 << 10).unwrap();
+    let (slowly, quickly) = message.split_at(ONE_BY_ONE);
+    for (number, piece) in slowly.chunks(PIECE).enumerate() {
+        send_all(&mut client, piece);
+        wait_until("its echo arrives", || unread(&client) == (number + 1) * PIECE);
+    }
+    let paused = rig.server_counter("reads_paused");
+    let mut sender = client.try_clone().unwrap();
+    let mut got = Vec::with_capacity(message.len());
+    thread::scope(|scope| {
+        let sender = scope.spawn(move || {
+            for piece in quickly.chunks(PIECE) {
+                sender.write_all(piece).unwrap_or_else(|error| panic!("{error}: {}", rig.state()));
+            }
+            sender.shutdown(Shutdown::Write).unwrap();
+        });
+        // A server that has many slots free may have it all in its out-queue before it pauses.
+        wait_until("the way back is full", || sender.is_finished() || rig.server_counter("reads_paused") > paused);
+        let mut buf = [0; 15_000];
+        loop {
+            match client.read(&mut buf).expect("more of the echo") {
+                0 => break,
+                bytes => got.extend_from_slice(&buf[..bytes]),
+            }
+        }
+    });
+    let wrong = got.iter().zip(message).position(|(got, sent)| got != sent);
+    assert!(got == message, "{} of {}, wrong {wrong:?}, {}", got.len(), message.len(), rig.state());
+}
+
 /// The kernel half answers a client that does not read, until TCP is full and user space takes over.
 #[test]
 fn a_slow_reader_misses_nothing() {
     let rounds = effort(20, 60);
-    const PIECE: usize = 7001;
-    const ONE_BY_ONE: usize = 4 * PIECE;
     /// More than the send buffer of an assisted connection, the out-queue and the client's receive buffer hold.
     const MESSAGE: usize = 6 << 20;
     let Some(()) = root_or_skip("eBPF") else { return };
@@ -108,45 +141,74 @@ fn a_slow_reader_misses_nothing() {
         in_new_network(|| {
             let rig = Rig::start(Spoken::Echo, engine);
             for round in 0..rounds {
-                let mut client = rig.connect();
-                rustix::net::sockopt::set_socket_recv_buffer_size(&client, 64 << 10).unwrap();
-                let message = &bytes[round * 997..][..MESSAGE + round];
-                let (slowly, quickly) = message.split_at(ONE_BY_ONE);
-                for (number, piece) in slowly.chunks(PIECE).enumerate() {
-                    send_all(&mut client, piece);
-                    wait_until("its echo arrives", || unread(&client) == (number + 1) * PIECE);
-                }
-                let paused = rig.server_counter("reads_paused");
-                let mut sender = client.try_clone().unwrap();
-                let mut got = Vec::with_capacity(message.len());
-                thread::scope(|scope| {
-                    let rig = &rig;
-                    let sender = scope.spawn(move || {
-                        for piece in quickly.chunks(PIECE) {
-                            sender.write_all(piece).unwrap_or_else(|error| panic!("{error}: {}", rig.state()));
-                        }
-                        sender.shutdown(Shutdown::Write).unwrap();
-                    });
-                    // A server that has many slots free may have it all in its out-queue before it pauses.
-                    wait_until("the way back is full", || {
-                        sender.is_finished() || rig.server_counter("reads_paused") > paused
-                    });
-                    let mut buf = [0; 15_000];
-                    loop {
-                        match client.read(&mut buf).expect("more of the echo") {
-                            0 => break,
-                            bytes => got.extend_from_slice(&buf[..bytes]),
-                        }
-                    }
-                });
-                let wrong = got.iter().zip(message).position(|(got, sent)| got != sent);
-                let state = rig.state();
-                assert!(got == message, "round {round}: {} of {}, wrong {wrong:?}, {state}", got.len(), message.len());
+                echo_to_a_slow_reader(&rig, &bytes[round * 997..][..MESSAGE + round]);
             }
             assert!(rig.counter("segments_answered") > rounds as u64);
             assert!(rig.server_counter("reads_paused") > 0);
             rig.end();
         });
+    }
+}
+
+/// The kernel refuses sends of such a connection with EFAULT while it has no memory for them.
+#[test]
+fn a_slow_reader_misses_nothing_while_tcp_is_short_of_memory() {
+    let rounds = effort(3, 30);
+    const MESSAGE: usize = 1 << 20;
+    let Some(()) = root_or_skip("eBPF") else { return };
+    let bytes = pattern(MESSAGE + rounds * 1000, 3);
+    for engine in engines() {
+        in_new_network(|| {
+            let Some(short) = TcpMemory::limit(512 << 10) else { return };
+            let rig = Rig::start(Spoken::Echo, engine);
+            for round in 0..rounds {
+                echo_to_a_slow_reader(&rig, &bytes[round * 997..][..MESSAGE + round]);
+            }
+            rig.end();
+            assert!(short.most() >= 512 << 10, "there was memory enough");
+        });
+    }
+}
+
+/// The calling thread, and those that it starts, get no more memory for sockets of TCP.
+struct TcpMemory {
+    own: std::path::PathBuf,
+    before: std::path::PathBuf,
+}
+
+impl TcpMemory {
+    /// `None`: the test is skipped.
+    fn limit(bytes: usize) -> Option<Self> {
+        let groups = std::fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+        let before = groups.lines().find_map(|line| line.split_once(":memory:")).map_or("/", |(_, path)| path);
+        let before = std::path::PathBuf::from(format!("/sys/fs/cgroup/memory{before}"));
+        let own = before.join(format!("ksf-test-{}", rustix::thread::gettid().as_raw_nonzero()));
+        if !before.join("memory.kmem.tcp.limit_in_bytes").exists() {
+            skip("needs a memory controller (version 1) that limits TCP");
+            return None;
+        }
+        std::fs::create_dir(&own).unwrap();
+        let limited = TcpMemory { own, before };
+        std::fs::write(limited.own.join("memory.kmem.tcp.limit_in_bytes"), bytes.to_string()).unwrap();
+        limited.enter(&limited.own);
+        Some(limited)
+    }
+
+    fn enter(&self, group: &std::path::Path) {
+        std::fs::write(group.join("tasks"), rustix::thread::gettid().as_raw_nonzero().to_string()).unwrap();
+    }
+
+    /// The most that there was.
+    fn most(&self) -> usize {
+        let most = std::fs::read_to_string(self.own.join("memory.kmem.tcp.max_usage_in_bytes")).unwrap();
+        most.trim().parse().unwrap()
+    }
+}
+
+impl Drop for TcpMemory {
+    fn drop(&mut self) {
+        self.enter(&self.before);
+        std::fs::remove_dir(&self.own).unwrap();
     }
 }
 

@@ -13,7 +13,7 @@ use super::datagrams::DatagramQueues;
 use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
-use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
+use super::{Engine, Event, NO_MEMORY, Reading, SPARES_MAX, Wait, pause};
 use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
@@ -45,6 +45,8 @@ pub(crate) struct Epoll {
     spare_batches: Boxes<SendBatch, SPARES_MAX>,
     files: BlockingFiles,
     starved: bool,
+    /// Connections that [lack memory](Conn::lacks_memory), and maybe others.
+    no_memory: Vec<u32>,
 }
 
 #[derive(Default)]
@@ -56,6 +58,8 @@ struct Conn {
     direct: Option<Direct>,
     /// Boxed, because most batches leave at once.
     batch: Option<Box<SendBatch>>,
+    /// The kernel reported room, and took nothing: it would report it in every wait.
+    lacks_memory: bool,
     /// A connect is under way.
     connecting: bool,
     /// What epoll was last told; `None`: it was never told of this socket, which may be closed before it must be.
@@ -128,6 +132,7 @@ impl Engine for Epoll {
             spare_batches: Boxes::default(),
             files: BlockingFiles::new().map_err(failed("eventfd"))?,
             starved: false,
+            no_memory: Vec::new(),
         })
     }
 
@@ -300,6 +305,9 @@ impl Engine for Epoll {
             // There is no min-wait for epoll: sleep, then look.
             pause(gather, env);
         }
+        if !self.no_memory.is_empty() {
+            wait.timeout = Some(wait.timeout.map_or(NO_MEMORY, |timeout| timeout.min(NO_MEMORY)));
+        }
         env.stats.syscalls.add(1);
         let count = self.wait_ready(if idle { wait.timeout } else { Some(Duration::ZERO) });
         if count < 0 {
@@ -309,6 +317,11 @@ impl Engine for Epoll {
         // SAFETY: the kernel initialised that many entries, and `count` is at most the capacity.
         unsafe { self.ready.set_len(count as usize) };
         events.append(&mut self.done);
+        for index in mem::take(&mut self.no_memory) {
+            if mem::take(&mut self.conns[index as usize].lacks_memory) {
+                self.try_send(index, env, events);
+            }
+        }
         for at in 0..self.ready.len() {
             let ready = self.ready[at];
             match Source::from_data(ready.u64) {
@@ -364,7 +377,7 @@ impl Epoll {
             Reading::On | Reading::Sparing | Reading::Head | Reading::Direct => IN,
             Reading::Parked => HANGUP,
         };
-        let interest = reading | if state.batch.is_some() || state.connecting { OUT } else { 0 };
+        let interest = reading | if state.batch.is_some() && !state.lacks_memory || state.connecting { OUT } else { 0 };
         let (told, socket) = (state.interest, state.socket);
         // Also without interest: a reset is reported then, too.
         let Some(conn) = state.key.filter(|_| told != Some(interest)) else { return };
@@ -466,8 +479,13 @@ impl Epoll {
                     self.spare_batches.give(batch);
                 } else {
                     state.batch = Some(batch);
+                    state.lacks_memory = bytes == 0;
                 }
-                events.push(Event::Sent { conn, bytes, done });
+                if bytes > 0 {
+                    events.push(Event::Sent { conn, bytes, done });
+                } else {
+                    self.no_memory.push(index);
+                }
             }
             Err(_) => events.push(Event::Failed { conn }),
         }

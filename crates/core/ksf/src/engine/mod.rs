@@ -137,6 +137,9 @@ pub(crate) const HEAD_BYTES: usize = 4 << 10;
 /// Boxes for batches that are kept for those which do not leave at once.
 const SPARES_MAX: usize = 1024;
 
+/// Where the kernel had no memory for a send, it is tried again after this time: no event tells when there is some.
+const NO_MEMORY: Duration = Duration::from_millis(5);
+
 /// How long to wait for events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wait {

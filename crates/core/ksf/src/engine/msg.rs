@@ -104,6 +104,12 @@ impl Name {
 
 /// Sends what the socket takes now. Returns the number of bytes; the batch is empty when that was all of it. `last`: the
 /// end may wait for the FIN that follows.
+///
+/// While TCP is short of memory (net.ipv4.tcp_mem), a socket under a sockmap verdict refuses each send with EFAULT, as long
+/// as bytes that were passed to user space wait in it: the kernel charges them to the socket without asking for memory
+/// (sk_psock_skb_ingress_self), and takes what is left, a negative number, for the length that it may copy
+/// (tcp_wmem_schedule, Linux 6.1 to 6.18). Nothing was sent then, and the connection is sound: that is no failure, but a
+/// socket without room.
 pub(crate) fn send_now(
     socket: RawFd,
     batch: &mut SendBatch,
@@ -127,7 +133,9 @@ pub(crate) fn send_now(
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::EFAULT) => {
+                break;
+            }
             Err(error) => return Err(error),
         }
     }

@@ -76,6 +76,8 @@ impl Uring {
     pub(super) fn release_conn(&mut self, conn: ConnKey) -> bool {
         let Some(state) = self.conn(conn) else { return false };
         state.releasing = true;
+        // The kernel does not have it.
+        drop(state.send.take_if(|send| send.lacks_memory));
         let cancel_send = state.send.as_mut().is_some_and(|send| !mem::replace(&mut send.cancelling, true));
         let cancel_connect = state.connect.is_some();
         self.change_reading(conn, Reading::Off);

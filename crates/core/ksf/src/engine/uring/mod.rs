@@ -30,7 +30,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::datagram_receiver::{DatagramReceiver, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
-use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
+use super::{Engine, Event, NO_MEMORY, Reading, SPARES_MAX, Wait, pause};
 use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
@@ -86,6 +86,8 @@ pub(crate) struct Uring {
     backlog: VecDeque<squeue::Entry>,
     /// Receives that ended and shall be started again at the next wait.
     rearm: Vec<Op>,
+    /// Connections that [lack memory](Send::lacks_memory), and maybe others.
+    no_memory: Vec<u32>,
     /// Events that need no completion.
     ready: Vec<Event>,
     watches: Vec<RawFd>,
@@ -127,6 +129,7 @@ impl Engine for Uring {
             spare_sends: Boxes::default(),
             backlog: VecDeque::new(),
             rearm: Vec::new(),
+            no_memory: Vec::new(),
             ready: Vec::new(),
             watches: Vec::new(),
             unread: None,
@@ -284,6 +287,9 @@ impl Engine for Uring {
         if self.buffers.is_starved() || self.starved {
             timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
+        if !self.no_memory.is_empty() {
+            timeout = Some(timeout.map_or(NO_MEMORY, |timeout| timeout.min(NO_MEMORY)));
+        }
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
         let is_look = self.flagged && timeout == Some(Duration::ZERO);
         let want = usize::from(nothing_ready && !is_look);
@@ -292,6 +298,7 @@ impl Engine for Uring {
             events.append(&mut self.ready);
         }
         self.reap(env, events);
+        self.send_again();
         Ok(())
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Send {
     /// Owned here because the kernel reads it until the completion.
     pub(super) msg: Option<Box<SendMsg>>,
     pub(super) cancelling: bool,
+    /// The kernel had no memory for it, and does not have it.
+    pub(super) lacks_memory: bool,
 }
 
 impl Uring {
@@ -58,7 +60,7 @@ impl Uring {
         self.spare_msgs.extend(send.msg.take());
         let result = entry.result();
         // Not on Linux 6.18: as in `received`.
-        let retry = matches!(-result, libc::EAGAIN | libc::EINTR);
+        let retry = matches!(-result, libc::EAGAIN | libc::EINTR | libc::EFAULT);
         let over = if result < 0 && (send.cancelling || !retry) {
             if !state.releasing {
                 events.push(Event::Failed { conn });
@@ -78,10 +80,27 @@ impl Uring {
             send.cancelling = false;
             self.spare_sends.give(send);
         } else {
+            // As in `send_now`.
+            send.lacks_memory = result == -libc::EFAULT;
+            let lacks_memory = send.lacks_memory;
             state.send = Some(send);
-            self.submit_send(index);
+            if lacks_memory {
+                self.no_memory.push(index);
+            } else {
+                self.submit_send(index);
+            }
         }
         events.extend(self.released(index));
+    }
+
+    /// Tries again what the kernel had no memory for.
+    pub(super) fn send_again(&mut self) {
+        for index in mem::take(&mut self.no_memory) {
+            let send = self.conns[index as usize].send.as_mut();
+            if send.is_some_and(|send| mem::take(&mut send.lacks_memory)) {
+                self.submit_send(index);
+            }
+        }
     }
 
     pub(super) fn submit_send(&mut self, index: u32) {
