@@ -71,6 +71,8 @@ struct Sender<T> {
     sent_of_batch: usize,
     /// Bytes ever sent.
     sent: u64,
+    /// The error of the socket that ended sending.
+    errno: Option<i32>,
 }
 
 /// Condition on which a queue takes a message.
@@ -125,7 +127,13 @@ impl<T: Transmit> OutQueue<T> {
     pub(crate) fn new(socket: Arc<T>, total: Arc<AtomicUsize>) -> Self {
         Self {
             queue: Mutex::default(),
-            sender: CombiningLock::new(Sender { socket: Some(socket), batch: None, sent_of_batch: 0, sent: 0 }),
+            sender: CombiningLock::new(Sender {
+                socket: Some(socket),
+                batch: None,
+                sent_of_batch: 0,
+                sent: 0,
+                errno: None,
+            }),
             bytes: AtomicUsize::new(0),
             total,
             sent: AtomicUsize::new(0),
@@ -270,10 +278,16 @@ impl<T: Transmit> OutQueue<T> {
                 }
                 Err(errno) => {
                     self.failed.store(true, Ordering::SeqCst);
+                    sender.errno = Some(errno.raw_os_error());
                     return Sent::Failed(errno.raw_os_error());
                 }
             }
         }
+    }
+
+    /// The error of the socket that ended sending. Waits for a thread that is sending.
+    pub(crate) fn send_error(&self) -> Option<i32> {
+        self.sender.lock().errno
     }
 
     /// Ends sending for good. Returns the socket, and the bytes that are not sent.

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use ksf::limits::Time;
 use rustix::net::{Shutdown, shutdown};
 
-use super::pressure::has_unread;
+use super::pressure::{has_unread, unread_bytes};
 use super::{Shared, Shortage, now};
-use crate::connection::{Attachment, Connection};
+use crate::connection::{Attachment, Connection, Reader};
 use crate::error::ConnectionError;
 use crate::lingering::{Lingering, reset};
 use crate::monitor::{Event, UNREAD_MAX};
@@ -103,14 +103,17 @@ impl Shared {
             let mut reader = conn.reader.lock();
             if self.is_stuck(conn, &reader, limits.pressure_timeout_ms, now) {
                 ended = Some(ConnectionError::MemoryLimit { limit: limits.assembly_bytes_max });
-            } else if is_paused || is_starved || limit_ms != 0 && is_unread_for(limit_ms / 4) && has_unread(&reader) {
+            } else if is_paused
+                || is_starved
+                || limit_ms != 0 && is_unread_for(limit_ms / 4) && has_unread_rest(&reader)
+            {
                 // A peer that is not read cannot send the rest: the time begins when it is read again.
                 reader.input.restart(now);
             } else if limit_ms != 0
                 && reader.input.unfinished_since().is_some_and(|since| now > since.plus_ms(limit_ms))
             {
                 // Workers that are busy with others may have read it a piece at a time. One that is idle reads what there is.
-                if !self.scheduler.has_sleepers() && has_unread(&reader) {
+                if !self.scheduler.has_sleepers() && has_unread_rest(&reader) {
                     reader.input.restart(now);
                 } else {
                     ended = Some(ConnectionError::AssemblyTimeout { limit_ms });
@@ -151,20 +154,39 @@ impl Shared {
     }
 }
 
+/// True if the peer has sent what it can while no worker reads: the rest of the message, or of its part, or as much as any socket
+/// takes. One that trickles has not.
+fn has_unread_rest(reader: &Reader) -> bool {
+    /// Less than the smallest buffer takes, also a Unix socket's in messages of one byte, which count with their headers.
+    const TAKEN_BYTES: usize = 256;
+    // Before the length is known a byte may be the rest.
+    unread_bytes(reader) >= reader.input.missing_bytes().clamp(1, TAKEN_BYTES) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+    use std::net::TcpListener;
     use std::os::unix::net::UnixStream;
 
     use ksf::framing::Framing;
 
     use super::*;
+    use crate::out_queue::{Room, Sent};
     use crate::{Mux, MuxOptions, RecvError};
 
-    /// Each check finds bytes of it that no worker has read yet, and a worker has read others a moment ago.
+    /// Each check finds bytes of the message that no worker has read yet. A worker has read others a moment ago, or none has read for
+    /// long.
     #[test]
-    fn the_time_of_a_peer_that_trickles_stands_still_only_while_no_worker_sleeps() {
-        for sleeps in [true, false] {
+    fn the_time_of_a_message_stands_still_only_while_no_worker_reads_its_rest() {
+        for (rest, read_before_ms, sleeps, has_ended) in [
+            (&[2][..], 0, true, true),
+            (&[2], 0, false, true),
+            (&[2], 1500, false, true),
+            (&[2; 8], 0, true, true),
+            (&[2; 8], 0, false, false),
+            (&[2; 8], 1500, false, false),
+        ] {
             let mut options = MuxOptions::new(Framing::RecordMark);
             options.limits.assembly_timeout_ms = 1000;
             // The time here is not that of the thread.
@@ -175,15 +197,37 @@ mod tests {
             peer.write_all(&[0x80, 0, 0, 9, 1]).unwrap();
             assert!(matches!(worker.try_recv(), Err(RecvError::WouldBlock)));
             assert!(conn.is_amid_a_message() && !shared.scheduler.has_sleepers());
-            peer.write_all(&[2]).unwrap();
+            peer.write_all(rest).unwrap();
             if sleeps {
                 assert!(shared.scheduler.sleep());
             }
             let later = now().plus_ms(1500);
-            conn.read_at.store(later.0, Ordering::Relaxed);
+            conn.read_at.store(later.0 - read_before_ms * 1_000_000, Ordering::Relaxed);
             shared.check_time(&conn, later);
-            let ended = sleeps.then_some(ConnectionError::AssemblyTimeout { limit_ms: 1000 });
-            assert_eq!(conn.error.get(), ended.as_ref());
+            let ended = has_ended.then_some(ConnectionError::AssemblyTimeout { limit_ms: 1000 });
+            assert_eq!(conn.error.get(), ended.as_ref(), "{rest:?} {read_before_ms} {sleeps}");
         }
+    }
+
+    /// The kernel tells an error once, and then an end of stream.
+    #[test]
+    fn a_reset_of_which_a_sender_was_told_is_no_end_of_the_peer() {
+        ksf_test::own_network();
+        let (mux, _timer) = Mux::without_thread(MuxOptions::new(Framing::RecordMark)).unwrap();
+        let (shared, worker) = (mux.shared(), mux.socket().unwrap());
+        let (peer, socket) = ksf_test::stream::pair(&TcpListener::bind("127.0.0.1:0").unwrap());
+        let conn = shared.find(mux.attach(socket.into()).unwrap()).unwrap();
+        ksf_test::stream::reset(peer);
+        // Another worker has sent, and goes on behind the one here.
+        let mut failed = None;
+        ksf_test::wait_until("the reset arrives", || {
+            conn.out_queue.push(&conn.framing, Room::Reserved(0), |body| body.push(1)).unwrap();
+            if let Sent::Failed(errno) = conn.out_queue.send() {
+                failed = Some(errno);
+            }
+            failed.is_some()
+        });
+        let _ = worker.try_recv();
+        assert_eq!(conn.error.get(), Some(&ConnectionError::Socket { errno: failed.unwrap() }));
     }
 }

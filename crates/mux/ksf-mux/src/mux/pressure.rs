@@ -201,7 +201,12 @@ impl Shared {
 
 /// True if bytes have arrived that no worker has read yet.
 pub(super) fn has_unread(reader: &Reader) -> bool {
-    reader.socket.as_ref().is_some_and(|socket| rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes > 0))
+    unread_bytes(reader) > 0
+}
+
+/// Bytes that have arrived and that no worker has read yet.
+pub(super) fn unread_bytes(reader: &Reader) -> u64 {
+    reader.socket.as_ref().map_or(0, |socket| rustix::io::ioctl_fionread(socket).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -115,10 +115,11 @@ impl Shared {
                 };
                 match received {
                     Ok((chunk, _)) if chunk.is_empty() => {
-                        let bytes = reader.input.unread_bytes();
-                        ended = Some(match bytes {
-                            0 => ConnectionError::PeerClosed,
-                            bytes => ConnectionError::PeerClosedMidMessage { bytes },
+                        // The kernel reports a reset once, perhaps to a worker that sends, and then an end of stream.
+                        ended = Some(match (conn.out_queue.send_error(), reader.input.unread_bytes()) {
+                            (Some(errno), _) => ConnectionError::Socket { errno },
+                            (None, 0) => ConnectionError::PeerClosed,
+                            (None, bytes) => ConnectionError::PeerClosedMidMessage { bytes },
                         });
                         return;
                     }
