@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use std::{fmt, mem};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::error::Error;
 
@@ -133,13 +133,17 @@ pub(crate) fn open(addr: &ListenAddr, cpus: &[usize], options: SocketOptions) ->
     }
 }
 
-/// Takes over a socket that another process made (socket activation): all shards accept from it.
+/// Takes over a socket that another process made (socket activation): all shards accept from it. Accepted TCP connections have
+/// keepalive: that of the socket, or ours if it has none.
 pub(crate) fn inherit(socket: OwnedFd, shards: usize) -> Result<Sockets, Error> {
     let addr = describe(&socket);
     let fail = |step| {
         let addr = addr.clone();
         move |source| Error::Listen { addr, step, source }
     };
+    if matches!(addr, ListenAddr::Tcp(_)) && !SockRef::from(&socket).keepalive().map_err(fail("SO_KEEPALIVE"))? {
+        keep_alive(&SockRef::from(&socket)).map_err(fail("SO_KEEPALIVE"))?;
+    }
     let mut sockets = Vec::with_capacity(shards);
     for _ in 1..shards {
         sockets.push(socket.try_clone().map_err(fail("dup"))?);
@@ -149,7 +153,7 @@ pub(crate) fn inherit(socket: OwnedFd, shards: usize) -> Result<Sockets, Error> 
 }
 
 fn describe(socket: &OwnedFd) -> ListenAddr {
-    let socket = socket2::SockRef::from(socket);
+    let socket = SockRef::from(socket);
     let addr = socket.local_addr().ok();
     let datagram = socket.r#type().is_ok_and(|kind| kind == Type::DGRAM);
     match addr.as_ref().and_then(SockAddr::as_socket) {
@@ -209,9 +213,7 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
         if stream {
             // Inherited by accepted connections: replies are batched by the shard, not by Nagle.
             socket.set_tcp_nodelay(true).map_err(fail("TCP_NODELAY"))?;
-            // Nothing else tells of a peer that is owed an answer, or sends nothing, and has vanished.
-            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
-            socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES)).map_err(fail("SO_KEEPALIVE"))?;
+            keep_alive(&socket).map_err(fail("SO_KEEPALIVE"))?;
             if options.send_buffer_bytes > 0 {
                 set_send_buffer(&socket, options.send_buffer_bytes).map_err(fail("SO_SNDBUF"))?;
             }
@@ -243,6 +245,12 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
     }
     let addr = if stream { ListenAddr::Tcp(at) } else { ListenAddr::Udp(at) };
     Ok(Sockets { addr, sockets, handed_over: false, unlink: None })
+}
+
+/// Sets the keepalive that accepted connections inherit. No other timeout ends a connection that owes its peer nothing.
+fn keep_alive(socket: &Socket) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))
 }
 
 /// Binds; the first socket of a listener is patient, because a server that was killed releases its sockets a little

@@ -209,6 +209,32 @@ fn datagrams_from_own_sockets_are_dropped_and_counted() {
     }
 }
 
+/// The owner of a forged sender's address gets as many bytes as were sent in its name, and no more.
+#[test]
+fn a_forged_datagram_is_answered_with_as_many_bytes_to_its_sender() {
+    own_network();
+    for engine in engines() {
+        for (at, victim) in [("udp:127.0.0.1:0", "127.0.0.2:0"), ("udp:[::1]:0", "[::1]:0")] {
+            let server = one_shard(engine, at, Limits::default(), Arc::new(Echo));
+            let victim = UdpSocket::bind(victim).unwrap();
+            victim.set_read_timeout(Some(PATIENCE)).unwrap();
+            for size in [0, 1, 1000] {
+                let sent = pattern(size, 0);
+                if !send_forged(victim.local_addr().unwrap(), addr(&server), &sent) {
+                    return;
+                }
+                // Its own next datagram is the next one that is answered.
+                victim.send_to(b"own", addr(&server)).unwrap();
+                let mut got = [0; 2000];
+                for expected in [&sent[..], b"own"] {
+                    let (length, from) = victim.recv_from(&mut got).unwrap();
+                    assert_eq!((&got[..length], from), (expected, addr(&server)), "{engine} {at}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn datagrams_that_do_not_fit_are_dropped_and_counted() {
     own_network();

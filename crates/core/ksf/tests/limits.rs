@@ -1,7 +1,7 @@
 //! What the administrator set holds, also while it changes, and also when the process has no descriptor left.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::Recorder;
@@ -41,6 +41,31 @@ fn connections_beyond_the_maximum_are_refused_and_the_place_is_free_again() {
         drop(one);
         wait_until("a place is free", || server.connections() == 1);
         assert!(is_served(&mut connect(&server)) && is_served(&mut two), "{engine}");
+    }
+}
+
+/// There is no limit per address.
+#[test]
+fn one_host_may_take_all_connections() {
+    own_network();
+    const CONNECTIONS_MAX: usize = 64;
+    for engine in engines() {
+        let limits = Limits { connections_max: CONNECTIONS_MAX, ..Limits::default() };
+        let server = one_shard(engine, ANY, limits, Arc::new(Echo));
+        let mut peers: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connect(&server)).collect();
+        assert!(peers.iter_mut().all(is_served), "{engine}");
+        let from_another_address = || {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+            socket.connect(&addr(&server).into()).unwrap();
+            let peer = TcpStream::from(socket);
+            be_patient(&peer);
+            peer
+        };
+        assert!(!is_served(&mut from_another_address()), "{engine}");
+        drop(peers.pop());
+        wait_until("a place is free", || server.connections() < CONNECTIONS_MAX);
+        assert!(is_served(&mut from_another_address()), "{engine}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! Peers that misbehave: each gets what it deserves and a counter, and nobody else notices.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Endian, Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::{Order, Server};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use socket2::SockRef;
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -297,6 +300,54 @@ fn connections_are_kept_alive() {
         let is_ours = |line: &Vec<String>| line[1].ends_with(&ends[0]) && line[2].ends_with(&ends[1]);
         let ours = table.lines().map(fields).find(is_ours).expect("the connection, as the server has it");
         assert!(ours[5].starts_with(KEEPALIVE), "{engine}: {ours:?}");
+    }
+}
+
+/// The other end of a connection to a server in this process.
+fn accepted(peer: &TcpStream) -> OwnedFd {
+    let (process, address) = (pidfd_open(getpid(), PidfdFlags::empty()).unwrap(), peer.local_addr().unwrap());
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().file_name());
+    let numbers = entries.map(|name| name.to_str().unwrap().parse().unwrap());
+    let mut copies = numbers.filter_map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).ok());
+    let is_theirs = |copy: &OwnedFd| SockRef::from(copy).peer_addr().is_ok_and(|at| at.as_socket() == Some(address));
+    copies.find(is_theirs).expect("the server has the connection")
+}
+
+/// Also on a socket of a service manager, unless that has chosen other times.
+#[test]
+fn peers_that_have_vanished_are_noticed_after_two_minutes() {
+    own_network();
+    let is_after = |peer: &TcpStream, idle: Duration, all: Duration| {
+        let socket = accepted(peer);
+        let socket = SockRef::from(&socket);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), idle);
+        let probing = socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
+        assert_eq!(idle + probing, all);
+        // With bytes on their way nothing but the kernel's own limit (tcp_retries2) ends it.
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+    };
+    let (minute, two_minutes) = (Duration::from_mins(1), Duration::from_mins(2));
+    for engine in engines() {
+        let (server, _service) = server(engine, LINES, Limits::default());
+        let mut peer = connect(&server);
+        ask(&mut peer, b"hello\n", b"hello\n");
+        is_after(&peer, minute, two_minutes);
+        for is_chosen in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let chosen = socket2::TcpKeepalive::new().with_time(10 * minute).with_interval(minute).with_retries(5);
+            if is_chosen {
+                SockRef::from(&listener).set_tcp_keepalive(&chosen).unwrap();
+            }
+            let server =
+                Server::builder().engine(engine).inherit(listener.into(), Arc::new(Echo), None).start().unwrap();
+            let mut peer = connect(&server);
+            ask(&mut peer, b"hello", b"hello");
+            match is_chosen {
+                false => is_after(&peer, minute, two_minutes),
+                true => is_after(&peer, 10 * minute, 15 * minute),
+            }
+        }
     }
 }
 
