@@ -11,4 +11,5 @@ mod rig;
 mod sdk;
 mod selftest;
 mod server;
+mod strangers;
 mod stream;

@@ -83,6 +83,9 @@ pub(crate) fn on_each(test: impl Fn(Spoken, EngineKind) + Sync) {
     }
 }
 
+/// Connections that have a kernel half.
+pub(crate) const ASSISTED_MAX: u32 = 2048;
+
 /// The base engines that work here.
 pub(crate) fn engines() -> Vec<EngineKind> {
     working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
@@ -114,7 +117,9 @@ impl Rig {
         limits: Limits,
     ) -> Self {
         let shards = ksf::cpus::choose(None).expect("a CPU").len() as u32;
-        let kernel = load_from(source, spoken.builtin(), |options| options.shards = shards);
+        let kernel = load_from(source, spoken.builtin(), |options| {
+            (options.shards, options.connections_max) = (shards, ASSISTED_MAX);
+        });
         let assist = Some(Arc::new(kernel.assist()) as Arc<dyn ksf::assist::Assist>);
         let listen = ListenAddr::Tcp(address.parse().expect("an address"));
         let builder = Server::builder().engine(engine).limits(limits);
