@@ -607,6 +607,7 @@ fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
     let mut ask = |message: &[u8]| {
         socket.send(message).unwrap();
         let length = socket.recv(&mut buffer).unwrap();
+        assert!(length <= 3 * message.len(), "{length} bytes to {}", message.len());
         let reply = Reply::parse(&buffer[..length]).unwrap();
         (reply.status, reply.results.to_vec())
     };
@@ -645,6 +646,7 @@ fn no_list_by_datagram_is_longer_than_twice_its_call() {
             let reply = Reply::parse(&buffer[..length]).unwrap();
             let list_bytes_max = (2 * message.len()).min(8 << 10);
             assert!(reply.results.len() <= list_bytes_max, "{length} bytes to {}", message.len());
+            assert!(length <= 3 * message.len(), "{length} bytes to {}", message.len());
             if reply.status == ReplyStatus::Accepted(Accepted::Success) {
                 assert_eq!(reply.results, list, "a list that is given is whole");
                 given += 1;

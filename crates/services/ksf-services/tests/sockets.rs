@@ -89,7 +89,10 @@ fn rpc_answers_over_datagrams_without_record_marks() {
             let mut buffer = [0; 2048];
             for case in answerable() {
                 socket.send(&case.message).unwrap();
-                assert_eq!(receive(&socket, &mut buffer), case.reply, "{engine}: {}", case.name);
+                let reply = receive(&socket, &mut buffer);
+                assert_eq!(reply, case.reply, "{engine}: {}", case.name);
+                // The sender may be forged, and another machine gets the reply.
+                assert!(reply.len() <= 2 * case.message.len(), "{engine}: {}", case.name);
             }
         }
     }

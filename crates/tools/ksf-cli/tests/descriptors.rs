@@ -130,6 +130,38 @@ fn idle_connections_take_no_descriptors_from_requests() {
     }
 }
 
+/// For a moment the shard has accepted more connections than it may have, as many as there are descriptors.
+#[test]
+fn a_flood_of_connections_leaves_no_trace() {
+    const OPEN_MAX: usize = 128;
+    for engine in engines() {
+        let place = Place::new();
+        fill(&place);
+        let export = format!("{},squash=all,anon={},names=async", place.export().display(), own_user());
+        let (cpu, state) = (first_cpu(), place.0.path("state"));
+        let args =
+            ["nfs", "--engine", engine, "--listen", "tcp:127.0.0.1:0", "--cpus", &cpu, "--export", &export, "--state"];
+        let server = start(OPEN_MAX, &[&args[..], &[state.to_str().unwrap()]].concat(), 1);
+        let address = server.address(" tcp ");
+        let mut connection = stream::connect(address);
+        let root = mount(&mut connection, &place);
+        // They wait in the kernel, and come all at once.
+        server.signal(Signal::STOP);
+        let flood: Vec<_> = (0..4 * OPEN_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        server.signal(Signal::CONT);
+        wait_until("all have been accepted", || {
+            let stat = server.stat();
+            let count = |name| value(&stat["services"][0]["counters"], name);
+            count("accepted") + count("refused_no_fd") > flood.len() as u64
+        });
+        use_nfs(&mut connection, &root);
+        // Some are served.
+        drop(flood);
+        mount(&mut stream::connect(address), &place);
+        server.stop();
+    }
+}
+
 /// `UID:GID` of this process.
 fn own_user() -> String {
     format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::ninep;
 use crate::support::export::{Calls, Place};
@@ -121,6 +121,46 @@ fn store_and_demo_server_run_as_an_ordinary_user() {
         assert!(read_rest(stream).starts_with(b"HTTP/1.1 200 "), "{engine}");
         server.stop();
     }
+}
+
+/// Whoever has the user of a server has all of it, and other users have nothing of it but its listeners.
+#[test]
+fn only_the_user_of_a_server_can_read_or_stop_it() {
+    const STRANGER: u32 = 65_533;
+    let user = User::new();
+    if !user.is_root {
+        return ksf_test::skip("needs root: another user than that of the server");
+    }
+    let data = user.runtime.join("data");
+    let data = data.to_str().unwrap();
+    let args = ["store", "--engine", "epoll", "--log-bytes", "8m", "--listen", "127.0.0.1:0", "--data", data];
+    let mut server = user.starts(&args, 1);
+    ask(&mut connect(server.address(" tcp ")), b"SET key in-clear\r\n", b"+OK\r\n");
+    let can = |uid: u32, line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).uid(uid).gid(uid).current_dir("/").stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().success()
+    };
+    let pid = server.pid();
+    let look = |path: &str| format!("cat {path} > /dev/null");
+    let ways = [
+        // ksf does not encrypt what is on the disk.
+        format!("grep -q in-clear {data}/log-000"),
+        look(&format!("{data}/superblock")),
+        // This takes the right to trace it (ptrace(2)), as attaching does.
+        format!("ls /proc/{pid}/fd"),
+        look(&format!("/proc/{pid}/maps")),
+        format!("XDG_RUNTIME_DIR={} {} stat {pid}", user.runtime.display(), user.ksf.display()),
+        format!("kill -TERM {pid}"),
+    ];
+    assert!(can(STRANGER, "true"));
+    for way in &ways {
+        assert!(!can(STRANGER, way), "another user: {way}");
+    }
+    for way in &ways {
+        assert!(can(NOBODY, way), "its user: {way}");
+    }
+    assert!(server.wait().success());
 }
 
 #[test]
