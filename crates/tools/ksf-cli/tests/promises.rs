@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ksf::limits::Limits;
+
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../..");
 
 /// Rust and C files below a folder, with their text.
@@ -32,6 +34,21 @@ fn words_of(text: &str, column: usize) -> Vec<(usize, &str)> {
 fn the_tests_behind_the_promises_exist() {
     tests_exist("docs/promises.md", 2, 40);
     tests_exist("docs/security.md", 3, 10);
+}
+
+#[test]
+fn the_page_on_security_has_the_defaults() {
+    let text = fs::read_to_string(Path::new(REPOSITORY).join("docs/security.md")).unwrap();
+    let limits = Limits::default();
+    for (words, has_default) in [
+        ("`connections_max` connections (65,536,", limits.connections_max == 65_536),
+        ("`idle_timeout_ms` is off by default", limits.idle_timeout_ms == 0),
+        ("`assembly_timeout_ms` (10 s)", limits.assembly_timeout_ms == 10_000),
+        ("`out_queue_bytes_max` (256 KiB)", limits.out_queue_bytes_max == 256 << 10),
+        ("`send_timeout_ms` (30 s)", limits.send_timeout_ms == 30_000),
+    ] {
+        assert!(text.contains(words) && has_default, "{words}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Everything but the kernel engine works without root, and ksf says that this one is missing, why, and what it needs.
 //! Root runs these tests as nobody, who has no capability.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -240,6 +241,27 @@ fn the_kernel_engine_is_refused_with_the_remedy() {
             assert!(text.contains(part), "no `{part}` in {text}");
         }
     }
+}
+
+/// Its capabilities are those of its namespace.
+#[test]
+fn root_of_another_user_namespace_has_no_kernel_engine() {
+    let user = User::new();
+    let in_namespace = |program: &OsStr, args: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user"]).arg(program).args(args).current_dir("/");
+        if user.is_root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command.output().unwrap()
+    };
+    if !in_namespace("true".as_ref(), &[]).status.success() {
+        return ksf_test::skip("needs user namespaces for ordinary users (user.max_user_namespaces)");
+    }
+    let output = in_namespace(user.ksf.as_ref(), &["kecho", "--engine", "kernel", "--listen", "127.0.0.1:0"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(77), "{text}");
+    assert!(text.contains("engine kernel cannot run here") && text.contains("initial user namespace"), "{text}");
 }
 
 #[test]

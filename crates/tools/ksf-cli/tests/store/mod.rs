@@ -15,6 +15,7 @@ mod pmem;
 mod replay;
 mod trace;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use ksf_test::{cpus, ip, on_cpu, program_or_skip, succeeds};
@@ -301,6 +302,8 @@ fn a_password_is_asked_for_and_without_one_only_this_machine_is_served() {
     let folder = Folder::new();
     let password = folder.path("password");
     std::fs::write(&password, "open sesame\n").unwrap();
+    // It is not checked who may read it.
+    std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o644)).unwrap();
     let data = folder.path("store");
     let outside = ["--listen", "192.0.2.1:0"];
     let server = Server::start_command(
