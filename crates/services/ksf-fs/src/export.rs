@@ -13,6 +13,7 @@ use const_siphasher::sip128::SipHasher24;
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
+use crate::attr::FileType;
 use crate::closing::{Closer, Closing};
 use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
@@ -260,6 +261,11 @@ impl Export {
     /// True if calls on what the kernel has in memory do not wait for anything, so that they need no lane.
     pub(crate) fn is_warm(&self) -> bool {
         WARM.contains(&self.kind)
+    }
+
+    /// True if an entry of this type may lead to another part of the file system, whose inode numbers are its own.
+    pub(crate) fn may_have_parts(&self, file_type: Option<FileType>) -> bool {
+        self.kind == BTRFS && file_type.is_none_or(|file_type| file_type == FileType::Directory)
     }
 
     pub(crate) fn key(&self) -> &Key {

@@ -154,7 +154,7 @@ impl Look<'_> {
 }
 
 /// Number and device of an inode.
-fn inode(object: &OwnedFd) -> SysResult<(u64, (u32, u32))> {
+pub(crate) fn inode(object: &OwnedFd) -> SysResult<(u64, (u32, u32))> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
     Ok((stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor)))
 }

@@ -560,7 +560,7 @@ mod tests {
     }
 
     fn entry(name: &[u8], cookie: u64) -> Entry<'_> {
-        Entry { name, fileid: 9, cookie, file_type: None, found: None }
+        Entry { name, fileid: 9, fsid: 0, cookie, file_type: None, found: None }
     }
 
     /// Lists ten entries, as far as they are taken.

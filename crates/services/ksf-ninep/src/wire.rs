@@ -19,13 +19,9 @@ fn kind_of(file_type: FileType) -> u8 {
 }
 
 /// A number that is unique over the export. A part of its file system that has inode numbers of its own differs in the high bits.
-fn path_of(part: u64, fileid: u64) -> u64 {
-    fileid ^ (part << 32)
-}
-
-/// The part of its file system that an object lies in.
-pub(crate) fn part_of(attr: &Attr) -> u64 {
-    attr.fsid & u64::from(u32::MAX)
+fn path_of(fsid: u64, fileid: u64) -> u64 {
+    // The high bits of `fsid` are those of the export.
+    fileid ^ (fsid << 32)
 }
 
 /// The version of a regular file is never 0, and another one when the content has changed; others have none.
@@ -38,7 +34,7 @@ pub(crate) fn qid_of(attr: &Attr) -> Qid {
         }
         _ => 0,
     };
-    Qid { kind: kind_of(attr.file_type), version, path: path_of(part_of(attr), attr.fileid) }
+    Qid { kind: kind_of(attr.file_type), version, path: path_of(attr.fsid, attr.fileid) }
 }
 
 /// Type and permissions as in stat(2).
@@ -99,13 +95,12 @@ pub(crate) fn statfs_of(stat: &FsStat, export: u32, name_bytes_max: u32) -> Stat
     }
 }
 
-/// An entry of a folder that lies in this part of its file system. Its qid is what the entry itself has: version 0, and for a btrfs
-/// subvolume another path than [`qid_of`] has. A call of the kernel for each entry would cost more than clients make of it: Linux' client
-/// takes the number alone, as `d_ino`.
-pub(crate) fn entry_of<'a>(entry: &Entry<'a>, part: u64) -> DirEntry<'a> {
+/// An entry of a folder. The version of its qid is 0: attributes take a call of the kernel for each entry, which costs more than
+/// clients make of it. Linux' client takes the path alone, as `d_ino`.
+pub(crate) fn entry_of<'a>(entry: &Entry<'a>) -> DirEntry<'a> {
     // Without a type in the folder a client asks for attributes.
     let kind = entry.file_type.map_or(0, |file_type| (type_bits(file_type) >> 12) as u8);
-    let qid = Qid { kind: entry.file_type.map_or(0, kind_of), version: 0, path: path_of(part, entry.fileid) };
+    let qid = Qid { kind: entry.file_type.map_or(0, kind_of), version: 0, path: path_of(entry.fsid, entry.fileid) };
     DirEntry { qid, offset: entry.cookie, kind, name: entry.name }
 }
 

@@ -11,7 +11,7 @@ use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
 
 use crate::fids::{Change, FidId, Node, Setting};
 use crate::names::Place;
-use crate::wire::{Set, entry_of, part_of, qid_of, stat_of, statfs_of, wire_kind};
+use crate::wire::{Set, entry_of, qid_of, stat_of, statfs_of, wire_kind};
 use rustix::io::Errno;
 
 /// A name in a directory.
@@ -594,12 +594,11 @@ fn walked_to(tag: u16, walked: Walked, (id, names, in_place): (FidId, usize, boo
 
 /// Reads whole entries of a directory, as many as fit in `bytes_max`.
 fn list(fs: &Fs, lane: &mut Lane, folder: &OpenFile, offset: u64, bytes_max: usize) -> Result<Vec<u8>, Errno> {
-    let part = part_of(&fs.attr_open(lane, folder)?);
     let mut data = Vec::new();
     let mut has_room = true;
     fs.list_open(lane, folder, offset, &mut |entry| {
         let before = data.len();
-        has_room = entry_of(&entry, part).put(&mut data).is_ok() && data.len() <= bytes_max;
+        has_room = entry_of(&entry).put(&mut data).is_ok() && data.len() <= bytes_max;
         if !has_room {
             data.truncate(before);
         }

@@ -1,6 +1,8 @@
 //! Errors of a medium that is full, of a quota, of a damaged medium and of one that fails, as Rlerror names them.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 
 use crate::common::disk::{
@@ -140,6 +142,52 @@ fn a_quota_that_is_used_up_is_edquot_and_others_go_on() {
         create(&mut client, FILE, "file").unwrap();
         (0..256).for_each(|at| assert!(write(&mut client, FILE, at * 16 * BLOCK as u64, &[b'o'; 16 * BLOCK]).is_ok()));
         sync(&mut client, FILE).unwrap();
+        serving.stop();
+    });
+}
+
+/// Entries of subvolumes have the numbers of these, which objects beside them may have as inodes.
+#[test]
+fn qids_in_a_listing_are_those_of_walks_across_subvolumes() {
+    with_mounts(|| {
+        let Some(_disk) = other_disk("btrfs", &[]) else { return };
+        let Some(_) = program_or_skip("btrfs") else { return };
+        fs::create_dir(data("")).unwrap();
+        for number in 0..6 {
+            succeeds(&["btrfs", "subvolume", "create", data(&format!("volume {number}")).to_str().unwrap()]);
+            fs::create_dir(data(&format!("dir {number}"))).unwrap();
+            fs::write(data(&format!("file {number}")), "").unwrap();
+        }
+        for name in ["volume 0/inner", "dir 0/below"] {
+            succeeds(&["btrfs", "subvolume", "create", data(name).to_str().unwrap()]);
+        }
+        fs::create_dir(data("volume 0/dir")).unwrap();
+        let inodes: Vec<u64> = fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().ino()).collect();
+        assert!(BTreeSet::from_iter(&inodes).len() < inodes.len(), "entries have a number in common: {inodes:?}");
+        for covered in ["volume 1", "dir 1"] {
+            succeeds(&["mount", "-t", "tmpfs", "tmpfs", data(covered).to_str().unwrap()]);
+        }
+        let place = Place::new();
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        let mut paths = BTreeSet::new();
+        for dir in ["", "dir 0", "dir 0/below", "volume 0", "volume 0/dir", "volume 0/inner"] {
+            client.open(FILE, dir, 0).unwrap();
+            client.walk(ROOT, MORE, dir).unwrap();
+            for (name, listed) in client.qids(FILE) {
+                let is_covered = name.ends_with(" 1") && !name.starts_with("file");
+                match client.walk(MORE, FREE, &name) {
+                    Err(errno) => assert_eq!((errno, is_covered), (libc::EXDEV, true), "{dir}/{name}"),
+                    Ok(walked) => {
+                        assert_eq!((listed.kind, listed.path), (walked[0].kind, walked[0].path), "{dir}/{name}");
+                        client.clunk(FREE).unwrap();
+                    }
+                }
+                assert!(name.starts_with('.') || paths.insert(listed.path), "{dir}/{name} has the qid.path of another");
+            }
+            [FILE, MORE].iter().for_each(|fid| client.clunk(*fid).unwrap());
+        }
+        assert_eq!(paths.len(), 6 * 3 + 3);
         serving.stop();
     });
 }

@@ -11,7 +11,7 @@ use crate::common::{Client, Place, ROOT};
 use crate::messages::USER;
 use ksf::engine::EngineKind;
 use ksf_fs::{ExportOptions, Squash};
-use ksf_proto::p9::{DirEntry, NO_UID, Qid, Reply, Request, SetStat, UNLINK_DIRECTORY};
+use ksf_proto::p9::{NO_UID, Qid, Reply, Request, SetStat, UNLINK_DIRECTORY};
 use ksf_test::{Running, install, root_or_skip, stream};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
@@ -227,14 +227,7 @@ fn each_message_tells_the_same_qid_of_an_object() {
     let root = client.attach(10, 0, b"").unwrap();
     assert_eq!(client.stat(ROOT).unwrap().qid, root);
     client.does(Request::Lopen { fid: 10, flags: 0 }).unwrap();
-    let listed = client.ask(Request::Readdir { fid: 10, offset: 0, count: 4096 }, |reply| match reply {
-        Reply::Readdir { data } => {
-            let entries = DirEntry::all(data.0).map(|entry| entry.expect("no entry is cut"));
-            entries.map(|entry| (String::from_utf8(entry.name.to_vec()).unwrap(), entry.qid)).collect::<Vec<_>>()
-        }
-        other => panic!("{other:?}"),
-    });
-    let listed = listed.unwrap();
+    let listed = client.qids(10);
     for (name, qid) in made.into_iter().chain([(".", root)]) {
         let (_, found) = listed.iter().find(|(listed, _)| listed == name).expect("it is listed");
         assert_eq!((found.kind, found.path), (qid.kind, qid.path), "{name}");

@@ -47,9 +47,12 @@ pub enum Detail {
 pub struct Entry<'a> {
     /// Its name: any bytes but '/' and NUL.
     pub name: &'a [u8],
-    /// The inode's number, that of `found` if there is one. Of a mount inside of the export: that of the folder below it. Of a
-    /// subvolume: that of its name, and `found` has the one in the subvolume.
+    /// Inode number, that of `found` if there is one. [`Fs::list`] gives a mount inside of the export that of the folder below it, and
+    /// a subvolume that of its name; `found` has the one in the subvolume.
     pub fileid: u64,
+    /// Export and part of its file system ([`Attr::fsid`]), for `fileid`. [`Fs::list_open`] gives the numbers of the object itself,
+    /// or ones that no object has, if it is a mount or cannot be reached.
+    pub fsid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,
     /// What it is, where the file system tells it with the name.
@@ -61,11 +64,12 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// What the kernel tells of an entry.
-    pub(super) fn of(raw: &'a RawDirEntry<'_>) -> Self {
+    /// An entry as the kernel returns it, of a folder in this part.
+    pub(super) fn of(raw: &'a RawDirEntry<'_>, fsid: u64) -> Self {
         Self {
             name: raw.file_name().to_bytes(),
             fileid: raw.ino(),
+            fsid,
             cookie: raw.next_entry_cookie(),
             file_type: FileType::of(raw.file_type()),
             found: None,
@@ -170,7 +174,7 @@ impl Listing<'_> {
         let name = raw.file_name();
         // What lies above the root is not part of the export.
         let is_root = name == c".." && self.dir == self.export().root();
-        let entry = Entry::of(raw);
+        let entry = Entry::of(raw, self.node.attr.fsid);
         let found = if self.detail == Detail::Handles { self.found(raw, is_root) } else { None };
         let fileid = match &found {
             _ if is_root => self.node.attr.fileid,

@@ -1,6 +1,7 @@
 //! Files and folders that stay open for their client: what was opened is used without a further check, as after open(2), also when
 //! it has lost its last name.
 
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +21,7 @@ use crate::credential::{Credential, Identity};
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
+use crate::inside::{inode, open_up};
 use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
 use crate::ops::Entry;
@@ -454,15 +456,45 @@ impl Fs {
         let file = opened.file()?;
         // What lies above the root is not part of the export.
         let is_root = opened.handle == *export.root();
+        let (own, (_, device)) = (attr_of(export, file)?, inode(file)?);
         let _changing = self.attrs.changing(&opened.handle);
         let _position = opened.position.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = lane.take_entries();
         let listed = each_entry(file, cookie, &mut memory, &mut |raw| {
-            let entry = Entry::of(raw);
-            take(if is_root && entry.name == b".." { Entry { fileid: export.root_inode, ..entry } } else { entry })
+            let entry = Entry::of(raw, own.fsid);
+            take(match raw.file_name() {
+                name if is_root && name == c".." => Entry { fileid: export.root_inode, ..entry },
+                name if export.may_have_parts(entry.file_type) => {
+                    match self.number_in_part(export, (file, device), name) {
+                        Ok(None) => entry,
+                        Ok(Some((fsid, fileid))) => Entry { fsid, fileid, ..entry },
+                        Err(_) => Entry { fsid: own.fsid ^ u64::from(u32::MAX), ..entry },
+                    }
+                }
+                _ => entry,
+            })
         });
         lane.put_entries(memory);
         listed
+    }
+
+    /// `fsid` and `fileid` of an entry that lies in another part of the file system than its folder; `None` if it does not. Mounts are
+    /// not crossed: theirs may hang.
+    fn number_in_part(
+        &self,
+        export: &Export,
+        (folder, device): (&OwnedFd, (u32, u32)),
+        name: &CStr,
+    ) -> Result<Option<(u64, u64)>, FsError> {
+        let object = match name {
+            name if name == c".." => self.with_room(export, || open_up(folder))?,
+            name => self.open_name(export, folder, name)?,
+        };
+        if inode(&object)?.1 == device {
+            return Ok(None);
+        }
+        let attr = attr_of(export, &object)?;
+        Ok(Some((attr.fsid, attr.fileid)))
     }
 }
 

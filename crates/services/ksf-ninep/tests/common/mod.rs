@@ -207,6 +207,19 @@ impl Client {
         })
     }
 
+    /// Names and qids of an open directory, whose entries fit into one reply.
+    #[track_caller]
+    pub(crate) fn qids(&mut self, fid: u32) -> Vec<(String, Qid)> {
+        let listed = self.ask(Request::Readdir { fid, offset: 0, count: 1 << 16 }, |reply| match reply {
+            Reply::Readdir { data } => {
+                let entries = DirEntry::all(data.0).map(|entry| entry.expect("no entry is cut"));
+                entries.map(|entry| (String::from_utf8(entry.name.to_vec()).unwrap(), entry.qid)).collect()
+            }
+            other => panic!("{other:?}"),
+        });
+        listed.unwrap()
+    }
+
     #[track_caller]
     pub(crate) fn clunk(&mut self, fid: u32) -> Result<(), i32> {
         self.does(Request::Clunk { fid })
