@@ -70,7 +70,7 @@ pub enum ErrorKind {
 pub struct FsError {
     /// What went wrong.
     pub kind: ErrorKind,
-    /// The kernel's number, for logs; 0 if the layer itself refused.
+    /// The kernel's number; if the layer itself refused, that of the local system call, or 0 if there is none.
     pub errno: i32,
 }
 
@@ -78,6 +78,11 @@ impl FsError {
     /// An error that the layer itself found.
     pub const fn new(kind: ErrorKind) -> Self {
         Self { kind, errno: 0 }
+    }
+
+    /// An error that the layer itself found, with the number of the local system call.
+    pub(crate) const fn of_call(kind: ErrorKind, errno: Errno) -> Self {
+        Self { kind, errno: errno.raw_os_error() }
     }
 
     /// What went wrong.
@@ -111,7 +116,7 @@ impl From<Errno> for FsError {
 
 impl From<FsError> for Errno {
     fn from(error: FsError) -> Self {
-        // The kernel's own number, where it has given one for this.
+        // The number says more than the kind.
         if error.errno > 0 { Errno::from_raw_os_error(error.errno) } else { error.kind.into() }
     }
 }

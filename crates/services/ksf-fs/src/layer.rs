@@ -657,7 +657,10 @@ pub(crate) fn name_error(errno: Errno) -> FsError {
 
 /// A name that can be looked up.
 pub(crate) fn checked_name(name: &[u8]) -> Result<CString, FsError> {
-    if name.is_empty() || name.contains(&b'/') {
+    if name.is_empty() {
+        return Err(FsError::of_call(ErrorKind::Invalid, Errno::NOENT));
+    }
+    if name.contains(&b'/') {
         return Err(ErrorKind::Invalid.into());
     }
     if name.len() > NAME_BYTES_MAX {
@@ -666,10 +669,10 @@ pub(crate) fn checked_name(name: &[u8]) -> Result<CString, FsError> {
     CString::new(name).map_err(|_| ErrorKind::Invalid.into())
 }
 
-/// A name that can be made or removed; `dots`: what is wrong with '.' and '..'.
-pub(crate) fn entry_name(name: &[u8], dots: ErrorKind) -> Result<CString, FsError> {
+/// A name that can be made or removed; `dots`: the error for '.' and '..'.
+pub(crate) fn entry_name(name: &[u8], dots: FsError) -> Result<CString, FsError> {
     match name {
-        b"." | b".." => Err(dots.into()),
+        b"." | b".." => Err(dots),
         name => checked_name(name),
     }
 }

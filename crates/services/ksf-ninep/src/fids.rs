@@ -181,16 +181,17 @@ impl Fids {
     /// Makes a fid one that an extended attribute is written to.
     pub(crate) fn begin_value(&mut self, fid: u32, name: &[u8], (size, flags): (u64, u32)) -> Result<(), Errno> {
         let (id, node) = self.closed(fid)?;
-        if name.len() > XATTR_NAME_BYTES_MAX {
-            return Err(Errno::RANGE);
-        }
-        let size = usize::try_from(size).ok().filter(|size| *size <= XATTR_BYTES_MAX).ok_or(Errno::TOOBIG)?;
+        // In the order of setxattr(2).
         let how = match flags {
             0 => XattrHow::Any,
             XATTR_CREATE => XattrHow::New,
             XATTR_REPLACE => XattrHow::Replace,
             _ => return Err(Errno::INVAL),
         };
+        if name.is_empty() || name.len() > XATTR_NAME_BYTES_MAX {
+            return Err(Errno::RANGE);
+        }
+        let size = usize::try_from(size).ok().filter(|size| *size <= XATTR_BYTES_MAX).ok_or(Errno::TOOBIG)?;
         let setting = Setting { node: Arc::clone(node), name: name.into(), size, value: Vec::new(), how };
         if let Some(fid) = self.found(id) {
             fid.state = State::Setting(Box::new(setting));

@@ -437,7 +437,11 @@ impl NinepService {
                 Work::Renameat { from, from_name: oldname.into(), to, to_name: newname.into() }
             }
             Request::Unlinkat { dirfid, name, flags } => {
-                let directory = flags & UNLINK_DIRECTORY != 0;
+                let directory = match flags {
+                    0 => false,
+                    UNLINK_DIRECTORY => true,
+                    _ => return Err(Errno::INVAL),
+                };
                 Work::Unlinkat { dir: shared(fids.node(dirfid)?), name: name.into(), directory }
             }
             Request::Remove { fid } => {

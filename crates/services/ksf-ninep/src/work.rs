@@ -457,7 +457,8 @@ impl Work {
                     libc::S_IFSOCK => Some(Special::Socket),
                     libc::S_IFCHR => Some(Special::CharDevice(major, minor)),
                     libc::S_IFBLK => Some(Special::BlockDevice(major, minor)),
-                    libc::S_IFREG => None,
+                    libc::S_IFREG | 0 => None,
+                    libc::S_IFDIR => return Err(Errno::PERM),
                     _ => return Err(Errno::INVAL),
                 };
                 let made = match special {

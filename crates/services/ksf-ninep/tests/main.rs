@@ -1,5 +1,6 @@
 //! The tests of this crate, in one executable: each file is a module.
 
+mod calls;
 mod common;
 mod in_flight;
 mod large_folder;

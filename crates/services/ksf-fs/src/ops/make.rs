@@ -205,7 +205,7 @@ impl Fs {
             }
             let target = CString::new(target).map_err(|_| ErrorKind::Invalid)?;
             if target.is_empty() {
-                return Err(ErrorKind::Invalid.into());
+                return Err(FsError::of_call(ErrorKind::Invalid, Errno::NOENT));
             }
             Ok(rustix::fs::symlinkat(target.as_c_str(), &*place.folder, place.name.as_c_str())?)
         };
@@ -262,7 +262,7 @@ impl Fs {
             lane,
             credential,
             dir,
-            entry_name(name, ErrorKind::Exists),
+            entry_name(name, ErrorKind::Exists.into()),
             |place| {
                 // By its name in /proc: to link what is open takes CAP_DAC_READ_SEARCH, which callers lack.
                 let old = process_name(&node.descriptor);
@@ -335,7 +335,7 @@ impl Fs {
         name: &[u8],
         make: impl FnOnce(&Place<'_>) -> Result<Made, FsError>,
     ) -> Changed<(Found, bool)> {
-        let name = entry_name(name, ErrorKind::Exists);
+        let name = entry_name(name, ErrorKind::Exists.into());
         self.change_folder(lane, credential, dir, name, make, |place, Made { object, mode, is_new }| {
             let found = self.found(place.export, object, mode, Some((place.handle, &place.name)))?;
             Ok((found, is_new))

@@ -292,7 +292,8 @@ impl Fs {
             Err(error) => return Changed::failed(error),
         };
         let make = |place: &Place<'_>| self.make_open(place, mode, exclusive, how);
-        let name = entry_name(name, ErrorKind::Exists);
+        let dots = if exclusive { Errno::EXIST } else { Errno::ISDIR };
+        let name = entry_name(name, FsError::of_call(ErrorKind::Exists, dots));
         let Changed { wcc, result } = self.change_folder(lane, credential, dir, name, make, |place, file| {
             let found = describe(place.export, &file, Some((place.handle, &place.name)))?;
             let caller = place.caller.clone();

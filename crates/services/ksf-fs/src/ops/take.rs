@@ -39,11 +39,16 @@ impl Fs {
         name: &[u8],
         flags: AtFlags,
     ) -> Changed<()> {
+        let dots = match name {
+            _ if !flags.contains(AtFlags::REMOVEDIR) => Errno::ISDIR,
+            b".." => Errno::NOTEMPTY,
+            _ => Errno::INVAL,
+        };
         self.change_folder(
             lane,
             credential,
             dir,
-            entry_name(name, ErrorKind::Invalid),
+            entry_name(name, FsError::of_call(ErrorKind::Invalid, dots)),
             |place| {
                 let victim = self.changing_name(place.export, &place.folder, &place.name);
                 rustix::fs::unlinkat(&*place.folder, place.name.as_c_str(), flags)?;
@@ -77,8 +82,9 @@ impl Fs {
         let (from_attr, to_attr) = (attr(&from), attr(&to));
         let result = from.and_then(|from| {
             let to = to?;
-            let old = self.place(lane, credential, from_dir, &from, entry_name(from_name, ErrorKind::Invalid))?;
-            let new = self.place(lane, credential, to_dir, &to, entry_name(to_name, ErrorKind::Invalid))?;
+            let dots = FsError::of_call(ErrorKind::Invalid, Errno::BUSY);
+            let old = self.place(lane, credential, from_dir, &from, entry_name(from_name, dots))?;
+            let new = self.place(lane, credential, to_dir, &to, entry_name(to_name, dots))?;
             self.move_name(lane, &old, &new)
         });
         let after = |dir: &Handle| self.node(lane, dir).ok().map(|node| node.attr);
