@@ -1,7 +1,7 @@
 //! File servers: nfs, 9p.
 //!
 //! GETATTR of NFS, and Tgetattr, are measured in every placement, with 1 and with 32 in flight, and so is every operation with 32 in
-//! flight on 8 connections. The other cases have the server on the other CPU.
+//! flight on 8 connections, 9P as IOR, and a busy connection of 9P beside idle ones. The other cases have the server on the other CPU.
 
 use super::super::contestant::Contestant::{self, Diod, Ganesha, GaneshaTuned, Nfs, Ninep, PreadSend};
 use super::{Case, Metric, ONE, Row, Service};

@@ -192,7 +192,8 @@ impl Case {
 
     /// Whether a case of file servers is measured in every placement.
     pub(super) fn is_everywhere(&self) -> bool {
-        FILES_COUNTED.contains(&self.name) || self.name.ends_with("-32x8")
+        let has_no_depth = files::NINEP.iter().any(|case| case.name == self.name);
+        FILES_COUNTED.contains(&self.name) || self.name.ends_with("-32x8") || has_no_depth
     }
 
     /// True if a smoke run has the case. It has no variations, except those whose system calls are counted.
