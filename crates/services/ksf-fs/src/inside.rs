@@ -197,7 +197,11 @@ mod tests {
     use std::cell::Cell;
     use std::fs::File;
 
+    use ksf_test::root_or_skip;
+
     use super::*;
+    use crate::common::{Served, on_lane};
+    use crate::credential::Identity;
 
     thread_local! {
         /// Directories that this thread has opened above others.
@@ -265,6 +269,25 @@ mod tests {
             }
             File::create(path.join(format!("{number:x}"))).unwrap();
         }
+    }
+
+    /// As a server without root that is not the owner: reading may change the access time, so attributes from before are forgotten.
+    #[test]
+    fn a_directory_of_another_user_names_the_one_above() {
+        let Some(()) = root_or_skip("identities") else { return };
+        let (served, process, attrs) = (Served::open_to_all(), open("/proc/self/fd"), AttrCache::new(1));
+        std::fs::create_dir(served.path("folder")).unwrap();
+        let folder = open(served.path("folder").to_str().unwrap());
+        let look = Look { process: &process, attrs: &attrs, root: (0, (0, 0)), root_path: Vec::new() };
+        on_lane(|lane| {
+            let (root, attr) = (served.root(), served.fs.getattr(lane, served.root()).unwrap());
+            for (uid, is_kept) in [(0, true), (61_234, false)] {
+                attrs.filling(root).unwrap().keep(root, &attr);
+                let user = Identity { uid, ..Identity::own() };
+                assert_eq!(lane.as_caller(&user, || look.entry_up(&folder)).unwrap(), Ok(Some(attr.fileid)), "{uid}");
+                assert_eq!(attrs.get(root).is_some(), is_kept, "{uid}");
+            }
+        });
     }
 
     /// Inside and outside, with paths that the kernel tells and with longer ones.
