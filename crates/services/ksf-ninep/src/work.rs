@@ -7,7 +7,7 @@ use ksf_fs::{
     Changed, CreateHow, Credential, FileType, Found, Fs, FsError, Handle, Lane, Length, LockKind, LockRange,
     Node as Special, OpenFile, OpenHow, Resize, SetAttr, WARM_READ_BYTES_MAX, Warm, XATTR_BYTES_MAX, XattrHow, XattrOf,
 };
-use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply};
+use ksf_proto::p9::{GetLock, HEADER_BYTES, Qid, Qids, Reply, qid_kind};
 
 use crate::fids::{Change, FidId, Node, Setting};
 use crate::names::Place;
@@ -362,6 +362,9 @@ impl Work {
                     return Err(walked.stopped.unwrap_or(Errno::NOENT));
                 }
                 let qid = walked.qids.last().copied().unwrap_or_else(|| qid_of(&attr));
+                if qid.kind != qid_kind::DIRECTORY {
+                    return Err(Errno::NOTDIR);
+                }
                 let (node, _) = walked.found.unwrap_or((from, None));
                 // The root has no name: its parent is not in the attach.
                 Done::message(tag, Reply::Attach { qid }, Some(Change::Found(id, Arc::new(node), None)))

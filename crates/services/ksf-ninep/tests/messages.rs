@@ -22,6 +22,8 @@ pub(crate) const USER: u32 = 61_234;
 fn an_export_is_attached_by_its_path_and_what_lies_below_it_too() {
     let place = Place::new();
     fs::create_dir_all(place.path("a/b")).unwrap();
+    fs::write(place.path("file"), "").unwrap();
+    symlink("a", place.path("link")).unwrap();
     let other = place.beside("other");
     let more = ksf_ninep::ExportSettings { path: other.clone(), ..place.export() };
     let serving = place.serve_all(EngineKind::Epoll, vec![place.export(), more]);
@@ -37,6 +39,9 @@ fn an_export_is_attached_by_its_path_and_what_lies_below_it_too() {
     for (fid, aname, errno) in [
         (4, path("/none"), libc::ENOENT),
         (4, path("/a/../.."), libc::ENOENT),
+        (4, path("/file"), libc::ENOTDIR),
+        (4, path("/link"), libc::ENOTDIR),
+        (4, path("/link/b"), libc::ENOTDIR),
         (4, b"/".to_vec(), libc::ENOENT),
         (4, b"".to_vec(), libc::ENOENT),
         (1, path(""), libc::EINVAL),
