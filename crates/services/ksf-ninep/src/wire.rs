@@ -206,6 +206,8 @@ mod tests {
         ] {
             assert_ne!(qid_of(&later).version, first.version, "{later:?}");
         }
+        let empty = Attr { size: 0, ctime: Time::default(), ..attr() };
+        assert_ne!(qid_of(&empty).version, 0, "a file of 1970");
         let folder = qid_of(&Attr { file_type: FileType::Directory, ..attr() });
         assert_eq!((folder.kind, folder.version), (qid_kind::DIRECTORY, 0));
     }
@@ -216,8 +218,32 @@ mod tests {
         let stat = stat_of(&device);
         assert_eq!((stat.mode, stat.blocks), (0o20_644, 8));
         assert_eq!(stat.rdev, 0x1230_0145, "the kernel's client reads 32 bits");
+        let time = |seconds| Time { seconds, nanos: seconds as u32 + 1 };
+        let stat = stat_of(&Attr { nlink: 7, atime: time(1), mtime: time(3), ctime: time(5), ..attr() });
+        assert_eq!((stat.mode, stat.uid, stat.gid, stat.nlink, stat.size), (0o100_644, 1, 2, 7, 3));
+        assert_eq!((stat.atime_seconds, stat.atime_nanos), (1, 2));
+        assert_eq!((stat.mtime_seconds, stat.mtime_nanos), (3, 4));
+        assert_eq!((stat.ctime_seconds, stat.ctime_nanos), (5, 6));
         let before = stat_of(&Attr { mtime: Time { seconds: -1, nanos: 5 }, ..attr() });
         assert_eq!((before.mtime_seconds as i64, before.mtime_nanos), (-1, 5));
+    }
+
+    #[test]
+    fn room_is_in_blocks_of_4_kib() {
+        let room = FsStat {
+            total_bytes: 9 << 12,
+            free_bytes: 8 << 12,
+            available_bytes: (8 << 12) - 1,
+            total_files: 6,
+            free_files: 5,
+            available_files: 4,
+        };
+        let stat = statfs_of(&room, 3, 255);
+        assert_eq!((stat.kind, stat.block_bytes, stat.id, stat.name_bytes_max), (0x0102_1997, 4096, 3, 255));
+        assert_eq!(
+            [stat.blocks, stat.blocks_free, stat.blocks_available, stat.files, stat.files_free],
+            [9, 8, 7, 6, 5]
+        );
     }
 
     #[test]
@@ -228,6 +254,7 @@ mod tests {
         };
         for (flags, wanted) in [
             (0o0, (true, false, false, false, Stable::Unstable)),
+            (0o3, (true, false, false, false, Stable::Unstable)),
             (0o100_001, (false, true, false, false, Stable::Unstable)),
             (0o3002, (true, true, true, true, Stable::Unstable)),
             (0o10_001, (false, true, false, false, Stable::DataSync)),

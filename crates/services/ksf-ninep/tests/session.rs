@@ -537,6 +537,27 @@ fn a_client_walks_and_clunks_while_the_shard_has_no_room() {
     serving.stop();
 }
 
+/// As if others had taken all of the shard's memory: a client locks a few ranges, and gives them back.
+#[test]
+fn a_client_locks_and_unlocks_while_the_shard_has_no_room() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let limits = Limits { shard_bytes_max: 1, ..Limits::default() };
+    let serving = place.serve_on(server(EngineKind::Epoll).limits(limits), place.files(vec![place.export()]), 1000);
+    let mut client = serving.client();
+    client.open(1, "file", 2).unwrap();
+    let mut lock = |kind, start, length| {
+        client.does(Request::Lock { fid: 1, lock: Lock { kind, flags: 0, start, length, process: 7, client: b"here" } })
+    };
+    for _ in 0..3 {
+        let granted = (0..1000).take_while(|at| lock(1, 2 * at, 1).is_ok()).count();
+        assert!((8..64).contains(&granted), "{granted} ranges");
+        assert_eq!(lock(1, 1 << 30, 1), Err(libc::ENOLCK));
+        assert_eq!(lock(2, 0, 0), Ok(()));
+    }
+    serving.stop();
+}
+
 #[test]
 fn what_a_connection_has_open_is_closed_with_it() {
     let place = Place::new();
