@@ -13,6 +13,7 @@ use ksf_test::rpc::words;
 use ksf_test::{is_root, own_run_or_skip, succeeds};
 
 use crate::common::{Attr, Client, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
+use crate::other_client::OtherClient;
 use crate::procedures::arguments;
 
 const PERM: u32 = 1;
@@ -58,22 +59,24 @@ fn objects(procedure: u32, rest: &[u8]) -> Vec<u64> {
     objects
 }
 
-/// All rows that do not match, at once.
+/// Makes each call with our client and with `nfs3_client`. Lists all rows that do not match, at once.
 #[track_caller]
 fn assert_fail(client: &mut Client, calls: Vec<Call>) {
-    let mut wrong = Vec::new();
+    let (mut other, mut wrong) = (OtherClient::beside(client), Vec::new());
     for (at, (procedure, args, status, expected)) in calls.into_iter().enumerate() {
         let (got, rest) = client.nfs(procedure, &args);
         assert_eq!(got, status, "row {at}, procedure {procedure}");
-        let found = objects(procedure, &rest);
-        if found != expected {
-            wrong.push(format!("row {at}, procedure {procedure}, status {status}: {found:?} and not {expected:?}"));
+        let expected = (status, expected);
+        for (by, found) in [("ours", (got, objects(procedure, &rest))), ("other", other.failure(procedure, &args))] {
+            if found != expected {
+                wrong.push(format!("row {at}, procedure {procedure}, {by}: {found:?} and not {expected:?}"));
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-fn inode(path: impl AsRef<Path>) -> u64 {
+pub(crate) fn inode(path: impl AsRef<Path>) -> u64 {
     fs::symlink_metadata(path).unwrap().ino()
 }
 
@@ -82,6 +85,18 @@ fn root_of(serving: &Serving, path: &Path) -> Vec<u8> {
     let exports = serving.nfs.files().fs.exports();
     let path = path.canonicalize().unwrap();
     exports.iter().find(|export| export.path() == path).unwrap().root().as_bytes().to_vec()
+}
+
+/// A call of each procedure but NULL for an object, whose inode number is 0 where results have no attributes of it.
+fn each_procedure(object: &[u8], status: u32, at: u64) -> impl Iterator<Item = Call> {
+    arguments(object).into_iter().map(move |(procedure, args)| {
+        let objects = match procedure {
+            1 => Vec::new(),
+            14 | 15 => vec![at, at],
+            _ => vec![at],
+        };
+        (procedure, args, status, objects)
+    })
 }
 
 /// Arguments of CREATE, MKDIR, SYMLINK and MKNOD for a name.
@@ -206,10 +221,16 @@ fn attributes_follow_each_failure() {
     for kind in [1, 2, 5] {
         calls.push((11, [named(&root, "new"), words(&[kind])].concat(), BADTYPE, vec![root_at]));
     }
-    for (dir, name, status, at) in
-        [(&root, "file", EXIST, root_at), (&root, "..", EXIST, root_at), (&file, "new", NOTDIR, file_at)]
-    {
+    for (dir, name, status, at) in [
+        (&root, "file", EXIST, root_at),
+        (&root, "..", EXIST, root_at),
+        (&root, &long, NAMETOOLONG, root_at),
+        (&file, "new", NOTDIR, file_at),
+    ] {
         calls.extend(makes(dir, name).into_iter().map(|(procedure, args)| (procedure, args, status, vec![at])));
+    }
+    for (object, status) in [(none, BADHANDLE), (&closed_to_us, ACCES), (&removed, STALE)] {
+        calls.extend(each_procedure(object, status, 0));
     }
     assert_fail(&mut client, calls);
 
@@ -286,14 +307,7 @@ fn attributes_follow_each_failure_of_the_machine() {
         succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/full/mounted"]);
 
         let (root, root_at) = (root_of(&serving, &place.path("")), inode(place.path("")));
-        let calls = arguments(&root).into_iter().map(|(procedure, args)| {
-            let objects = match procedure {
-                1 => Vec::new(),
-                14 | 15 => vec![root_at, root_at],
-                _ => vec![root_at],
-            };
-            (procedure, args, JUKEBOX, objects)
-        });
+        let calls = each_procedure(&root, JUKEBOX, root_at);
         assert_fail(&mut serving.user(1000, 1000, &[]), calls.collect());
 
         let mut client = serving.client();

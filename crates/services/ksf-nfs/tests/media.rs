@@ -11,7 +11,8 @@ use crate::common::disk::{
     BLOCK, DISK, Disk, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
 };
 use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
-use crate::other_client::{failed_link, failed_mkdir, failed_read};
+use crate::failures::inode;
+use crate::other_client::OtherClient;
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
@@ -88,8 +89,9 @@ fn a_full_disk_is_told_and_loses_nothing() {
         let long = "n".repeat(250);
         let mut statuses = (0..1000).map(|number| create(&mut client, &root, &format!("{number}{long}")));
         assert_eq!(statuses.find(|status| *status != OK), Some(NOSPC));
-        assert_eq!(client.nfs(9, &[named(&root, "folder"), mode(0o755)].concat()).0, NOSPC);
-        assert_eq!(failed_mkdir(serving.address(), &root, "folder"), NOSPC);
+        let mkdir = [named(&root, "folder"), mode(0o755)].concat();
+        assert_eq!(client.nfs(9, &mkdir).0, NOSPC);
+        assert_eq!(OtherClient::beside(&client).failure(9, &mkdir), (NOSPC, vec![inode(data(""))]));
         // What was accepted is kept, also what is accepted now, and nobody has to write again.
         write(&mut client, &mine, 0, UNSTABLE, &[b'c'; 9]).unwrap();
         assert_eq!(commit(&mut client, &mine), Ok(verifier));
@@ -145,8 +147,10 @@ fn limits_are_exact(client: &mut Client, root: &[u8], (size_max, link_max): (u64
     // Where making so many takes no minutes.
     if link_max <= 65_535 {
         (1..link_max).for_each(|number| fs::hard_link(data("limits"), data(&format!("l{number}"))).unwrap());
-        assert_eq!(client.nfs(15, &[handle(&file), named(root, "more")].concat()).0, MLINK);
-        assert_eq!(failed_link(client.stream.peer_addr().unwrap(), &file, root, "more"), MLINK);
+        let link = [handle(&file), named(root, "more")].concat();
+        assert_eq!(client.nfs(15, &link).0, MLINK);
+        let objects = ["limits", ""].map(|name| inode(data(name))).to_vec();
+        assert_eq!(OtherClient::beside(client).failure(15, &link), (MLINK, objects));
     }
 }
 
@@ -335,7 +339,8 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
             assert_eq!(failure(&mut client, procedure, &args), DQUOT, "procedure {procedure}");
             assert_eq!(names(), kept, "after procedure {procedure}");
         }
-        assert_eq!(failed_mkdir(serving.address(), &root, "new"), DQUOT);
+        let mkdir = [named(&root, "new"), mode(0o755)].concat();
+        assert_eq!(OtherClient::beside(&client).failure(9, &mkdir), (DQUOT, vec![inode(data(""))]));
         // What was accepted is kept.
         assert_eq!(commit(&mut client, &file), Ok(verifier));
         assert_eq!(read(&mut client, &file, 2), b"aa");
@@ -650,8 +655,9 @@ fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
         let mut r = XdrReader::new(&rest);
         assert!(Attr::read_option(&mut r).is_some_and(|attr| attr.size > bad + before));
         assert_eq!((r.u32().unwrap(), r.bool().unwrap()), (before as u32, false));
-        assert_eq!(client.nfs(6, &read_args(&file, bad, 4096)).0, IO);
-        assert_eq!(failed_read(serving.address(), &file, bad), IO);
+        let read = read_args(&file, bad, 4096);
+        assert_eq!(client.nfs(6, &read).0, IO);
+        assert_eq!(OtherClient::beside(&client).failure(6, &read), (IO, vec![inode(data("file"))]));
         serving.stop();
     });
 }

@@ -112,7 +112,7 @@ impl Serving {
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     pub(crate) xid: u32,
-    credential: Option<Vec<u8>>,
+    pub(crate) credential: Option<Vec<u8>>,
 }
 
 impl Client {
