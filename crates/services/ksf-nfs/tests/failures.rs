@@ -4,15 +4,16 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
 
 use ksf::engine::EngineKind;
-use ksf_fs::{Clients, ExportOptions};
+use ksf_fs::{Account, Clients, ExportOptions, Files, Length};
 use ksf_nfs::ExportSettings;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{is_root, own_run_or_skip, succeeds};
 
-use crate::common::{Attr, Client, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
+use crate::common::{Attr, Client, LANES, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
 use crate::other_client::OtherClient;
 use crate::procedures::arguments;
 
@@ -38,6 +39,8 @@ const TOOSMALL: u32 = 10_005;
 const BADTYPE: u32 = 10_007;
 const JUKEBOX: u32 = 10_008;
 
+const COMMIT: u32 = 21;
+
 /// A failing call: its procedure, arguments, status, and the objects whose attributes follow; 0 for none.
 type Call = (u32, Vec<u8>, u32, Vec<u64>);
 
@@ -59,11 +62,34 @@ fn objects(procedure: u32, rest: &[u8]) -> Vec<u64> {
     objects
 }
 
-/// Makes each call with our client and with `nfs3_client`. Lists all rows that do not match, at once.
+/// Holds all threads that sync, as hung disks do, until the senders are dropped.
+fn hold_syncs(files: &Files) -> Vec<Sender<()>> {
+    let (left, all_left) = channel();
+    let mut holds = Vec::new();
+    for export in 0..files.fs.exports().len() {
+        for _ in 0..LANES {
+            let (hold, held) = channel();
+            let left = left.clone();
+            // Accounts take turns, so what any other account leaves comes behind these jobs, which take all threads.
+            files.lanes.submit_for(&Account::default(), export, Length::Short, 0, move |lane| {
+                lane.leave(export, 0, move |_| assert!(held.recv().is_err()));
+                left.send(()).unwrap();
+            });
+            holds.push(hold);
+        }
+    }
+    drop(left);
+    assert_eq!(all_left.iter().count(), holds.len());
+    holds
+}
+
+/// Makes each call with our client and with `nfs3_client`, while no sync ends: only COMMIT waits for one before it fails. Lists all
+/// rows that do not match, at once.
 #[track_caller]
-fn assert_fail(client: &mut Client, calls: Vec<Call>) {
+fn assert_fail(serving: &Serving, client: &mut Client, calls: Vec<Call>) {
     let (mut other, mut wrong) = (OtherClient::beside(client), Vec::new());
     for (at, (procedure, args, status, expected)) in calls.into_iter().enumerate() {
+        let _holds = (procedure != COMMIT).then(|| hold_syncs(serving.nfs.files()));
         let (got, rest) = client.nfs(procedure, &args);
         assert_eq!(got, status, "row {at}, procedure {procedure}");
         let expected = (status, expected);
@@ -232,7 +258,7 @@ fn attributes_follow_each_failure() {
     for (object, status) in [(none, BADHANDLE), (&closed_to_us, ACCES), (&removed, STALE)] {
         calls.extend(each_procedure(object, status, 0));
     }
-    assert_fail(&mut client, calls);
+    assert_fail(&serving, &mut client, calls);
 
     let (root, root_at) = (client.mnt(&still).unwrap(), inode(&still));
     let (file, file_at) = (client.lookup(&root, "file"), inode(still.join("file")));
@@ -245,7 +271,7 @@ fn attributes_follow_each_failure() {
         (15, [handle(&file), named(&root, "x")].concat(), ROFS, vec![file_at, root_at]),
     ];
     calls.extend(makes(&root, "new").into_iter().map(|(procedure, args)| (procedure, args, ROFS, vec![root_at])));
-    assert_fail(&mut client, calls);
+    assert_fail(&serving, &mut client, calls);
     serving.stop();
 }
 
@@ -282,7 +308,7 @@ fn attributes_follow_each_refusal_of_the_caller() {
         (17, list_args(&closed, (0, 0), &[4096, 4096]), ACCES, vec![closed_at]),
     ];
     calls.extend(makes(&closed, "new").into_iter().map(|(procedure, args)| (procedure, args, ACCES, vec![closed_at])));
-    assert_fail(&mut client, calls);
+    assert_fail(&serving, &mut client, calls);
     serving.stop();
 }
 
@@ -308,7 +334,7 @@ fn attributes_follow_each_failure_of_the_machine() {
 
         let (root, root_at) = (root_of(&serving, &place.path("")), inode(place.path("")));
         let calls = each_procedure(&root, JUKEBOX, root_at);
-        assert_fail(&mut serving.user(1000, 1000, &[]), calls.collect());
+        assert_fail(&serving, &mut serving.user(1000, 1000, &[]), calls.collect());
 
         let mut client = serving.client();
         let (root, root_at) = (client.mnt(full).unwrap(), inode(full));
@@ -322,7 +348,7 @@ fn attributes_follow_each_failure_of_the_machine() {
             (14, [named(&root, "mounted"), named(&root, "x")].concat(), ACCES, vec![root_at, root_at]),
         ];
         calls.extend(makes(&root, "new").into_iter().map(|(procedure, args)| (procedure, args, NOSPC, vec![root_at])));
-        assert_fail(&mut client, calls);
+        assert_fail(&serving, &mut client, calls);
         serving.stop();
     };
     std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
