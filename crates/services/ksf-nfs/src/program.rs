@@ -36,11 +36,11 @@ impl Core {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether the export of this handle is for this client.
-    fn admits(&self, sender: Sender, handle: &Handle) -> bool {
-        let export = self.fs.export_of(handle);
-        let exported = export.and_then(|export| self.exports.of_id(export.id()));
-        exported.is_some_and(|exported| exported.admits(sender))
+    /// The object of a handle, if its export is for this client.
+    fn object(&self, sender: Sender, handle: &[u8]) -> Result<Handle, Status> {
+        let object = self.fs.decode(handle).map_err(status_of)?;
+        let exported = self.exports.of_id(object.export_id());
+        if exported.is_some_and(|exported| exported.admits(sender)) { Ok(object) } else { Err(Status::ACCES) }
     }
 }
 
@@ -102,32 +102,26 @@ impl NfsProgram {
             return reply.void();
         }
         let sender = sender_of(peer);
-        let is_admitted = |handle: &Handle| self.core.admits(sender, handle);
-        let read = match Request::read(procedure, call.args, &self.core.fs, |data| call.keep(data)) {
-            Ok(request) => {
-                let (first, second) = request.handles();
-                let is_for_client = is_admitted(first) && second.is_none_or(is_admitted);
-                if is_for_client { Ok(request) } else { Err((Status::ACCES, request.objects())) }
-            }
-            Err(Refusal::Status(status, objects)) => Err((status, *objects)),
-            Err(Refusal::Garbage) => return reply.error(ProcError::GarbageArgs),
-        };
-        let mut request = match read {
+        let object = |handle: &[u8]| self.core.object(sender, handle);
+        let mut request = match Request::read(procedure, call.args, &object, |data| call.keep(data)) {
             Ok(request) => request,
-            Err((status, objects)) => {
-                let status = if objects.iter().flatten().all(is_admitted) { status } else { Status::ACCES };
-                let objects = objects.map(|object| object.filter(is_admitted));
-                if objects == [None, None] {
+            Err(Refusal::Garbage) => return reply.error(ProcError::GarbageArgs),
+            Err(Refusal::Status(status, objects)) => {
+                let mut warm = self.core.fs.warm(turn, &mut connection.share);
+                let mut known = |object: &Option<Handle>| {
+                    object.as_ref().map_or(Some(None), |object| warm.getattr(object).map(Some))
+                };
+                if let (Some(first), Some(second)) = (known(&objects[0]), known(&objects[1])) {
                     self.core.counters.answered(procedure, status, started.elapsed());
                     return reply.results(|out| {
-                        put_not_begun(out, procedure, status, [None, None]);
+                        put_not_begun(out, procedure, status, [first, second]);
                         Ok(())
                     });
                 }
                 let (answered, way) = reply.defer_for(FIXED_BYTES);
                 let (core, client) = (Arc::clone(&self.core), Arc::clone(&connection.client));
                 let ending = Ending { core, client, procedure, way, ticket: None, started, transfer_bytes_max };
-                refuse(&self.lanes, &connection.account, ending, status, objects);
+                refuse(&self.lanes, &connection.account, ending, status, *objects);
                 return answered;
             }
         };
@@ -191,19 +185,15 @@ fn to_lane(lanes: &Lanes, account: &Account, ending: Ending, caller: Caller, req
     lanes.submit_for(account, share, length, request.bytes(), move |lane| carry_out(ending, caller, request, lane));
 }
 
-/// Answers a call that is not carried out, with the attributes of its objects in the export of the first. Those in another export are
-/// left out: no call of one export waits for the disk of another.
+/// Answers a call that is not carried out, with the attributes of its objects.
 fn refuse(lanes: &Lanes, account: &Account, ending: Ending, status: Status, objects: Objects) {
     let core = Arc::clone(&ending.core);
     let share = objects.iter().flatten().next().map_or(0, |handle| core.fs.share_of(handle));
     let bytes = size_of::<Ending>() + size_of::<Objects>();
     lanes.submit_for(account, share, Length::Short, bytes, move |lane| {
-        let attr = objects.map(|object| {
-            let here = object.filter(|handle| core.fs.share_of(handle) == share);
-            here.and_then(|handle| core.fs.getattr(lane, &handle).ok())
-        });
+        let attrs = objects.map(|object| object.and_then(|handle| core.fs.getattr(lane, &handle).ok()));
         let mut results = Vec::with_capacity(256);
-        put_not_begun(&mut results, ending.procedure, status, attr);
+        put_not_begun(&mut results, ending.procedure, status, attrs);
         ending.answer(status, &results);
     });
 }

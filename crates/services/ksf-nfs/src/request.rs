@@ -1,7 +1,7 @@
 //! Calls with their arguments, taken out of the message.
 
 use ksf::pool::Chunk;
-use ksf_fs::{CreateHow, ErrorKind, Fs, Handle, Node, SetAttr, Stable, Time};
+use ksf_fs::{CreateHow, ErrorKind, Handle, Node, SetAttr, Stable, Time};
 use ksf_proto::xdr::{XdrError, XdrReader};
 
 use crate::drc::ENTRY_BYTES;
@@ -43,11 +43,12 @@ pub(crate) enum Request {
 pub(crate) enum Refusal {
     /// The arguments are not what the procedure declares: GARBAGE_ARGS.
     Garbage,
-    /// The procedure answers a status, and the attributes of those of its objects whose handles are valid.
+    /// The procedure answers a status, and the attributes of these objects.
     Status(Status, Box<Objects>),
 }
 
-/// The objects of a call, in the order of its arguments.
+/// The objects of a call, in the order of its arguments, as far as their handles are valid, their export is for the client and the
+/// same one.
 pub(crate) type Objects = [Option<Handle>; 2];
 
 impl From<XdrError> for Refusal {
@@ -59,7 +60,7 @@ impl From<XdrError> for Refusal {
 /// Reads arguments. A handle that is none is told of when all arguments were read: what cannot be decoded is garbage first.
 struct Arguments<'a> {
     r: XdrReader<'a>,
-    fs: &'a Fs,
+    object: &'a dyn Fn(&[u8]) -> Result<Handle, Status>,
 }
 
 impl<'a> Arguments<'a> {
@@ -75,29 +76,32 @@ impl<'a> Arguments<'a> {
     /// Ends reading, and looks at the handle.
     fn end(self, handle: &[u8]) -> Result<Handle, Refusal> {
         self.r.finish()?;
-        self.fs.decode(handle).map_err(|error| Refusal::Status(status_of(error), Box::default()))
+        (self.object)(handle).map_err(|status| Refusal::Status(status, Box::default()))
     }
 
     /// [`Arguments::end`] of two handles, which must be of one export.
     fn end_with_two(self, first: &[u8], second: &[u8]) -> Result<[Handle; 2], Refusal> {
         self.r.finish()?;
-        match [first, second].map(|handle| self.fs.decode(handle)) {
-            [Ok(first), Ok(second)] if first.export_id() == second.export_id() => Ok([first, second]),
-            [Ok(first), Ok(second)] => Err(Refusal::Status(Status::XDEV, Box::new([Some(first), Some(second)]))),
-            objects => Err(Refusal::Status(Status::BADHANDLE, Box::new(objects.map(Result::ok)))),
-        }
+        let (status, objects) = match [first, second].map(self.object) {
+            [Ok(first), Ok(second)] if first.export_id() == second.export_id() => return Ok([first, second]),
+            // No call of one export waits for the disk of another.
+            [Ok(first), Ok(_)] => (Status::XDEV, [Some(first), None]),
+            [Err(status), second] => (status, [None, second.ok()]),
+            [Ok(first), Err(status)] => (status, [Some(first), None]),
+        };
+        Err(Refusal::Status(status, Box::new(objects)))
     }
 }
 
 impl Request {
-    /// Reads the arguments of a procedure other than NULL. `keep` keeps a part of them beyond the call.
+    /// Reads the arguments of a procedure other than NULL. `object` checks a handle. `keep` keeps a part of them beyond the call.
     pub(crate) fn read(
         procedure: Procedure,
         args: &[u8],
-        fs: &Fs,
+        object: &dyn Fn(&[u8]) -> Result<Handle, Status>,
         keep: impl FnOnce(&[u8]) -> Chunk,
     ) -> Result<Self, Refusal> {
-        let mut a = Arguments { r: XdrReader::new(args), fs };
+        let mut a = Arguments { r: XdrReader::new(args), object };
         Ok(match procedure {
             // It has no arguments, and is answered elsewhere.
             Procedure::Null => return Err(Refusal::Garbage),
