@@ -28,20 +28,24 @@ pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
 }
 
 impl Fs {
-    /// Fails with [`ErrorKind::Stale`] unless the root of the export is above the folder, or is it.
+    /// Fails with [`ErrorKind::Stale`] unless the root of the export is above the folder, or is it, and with
+    /// [`ErrorKind::MountPoint`] if a mount on a folder between the two hides the way up.
     pub(crate) fn check_inside(&self, export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
         let (process, root) = (&self.process, (export.root_inode, export.device));
+        let mut outside = ErrorKind::Stale;
         for _ in 0..TRIES {
             let root_path = read_path(process, &export.root_descriptor)?;
             let look = Look { process, attrs: &self.attrs, root, root_path };
             match look.at(folder) {
                 Ok(true) => return Ok(()),
-                Ok(false) => {}
+                Ok(false) => outside = ErrorKind::Stale,
+                // Also where a local program has moved it to a place higher up meanwhile.
+                Err(Errno::XDEV) => outside = ErrorKind::MountPoint,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(errno.into()),
-                Err(_) => break,
+                Err(_) => return Err(ErrorKind::Stale.into()),
             }
         }
-        Err(ErrorKind::Stale.into())
+        Err(outside.into())
     }
 }
 
@@ -66,7 +70,7 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// False: the root is not above it, or one of them was moved meanwhile.
+    /// False: the root is not above it, or one of them was moved meanwhile. Fails with EXDEV at a mount in the way.
     fn at(&self, folder: &OwnedFd) -> SysResult<bool> {
         let (mut place, mut above) = (self.place(folder)?, None);
         let (mut step, mut overshot) = (1, false);
@@ -106,7 +110,6 @@ impl Look<'_> {
             let at = above.as_ref().unwrap_or(folder);
             above = match go_up(at, step) {
                 Err(Errno::XDEV) if step == levels => return self.is_covered_root_above(at, levels),
-                Err(Errno::XDEV) => return Ok(false),
                 next => Some(next?),
             };
             levels -= step;
@@ -118,10 +121,7 @@ impl Look<'_> {
     fn is_covered_root_above(&self, folder: &OwnedFd, levels: usize) -> SysResult<bool> {
         let above = match levels {
             1 => None,
-            _ => match go_up(folder, levels - 1) {
-                Err(Errno::XDEV) => return Ok(false),
-                next => Some(next?),
-            },
+            _ => Some(go_up(folder, levels - 1)?),
         };
         let child = above.as_ref().unwrap_or(folder);
         Ok((self.entry_up(child)?, inode(child)?.1) == (Some(self.root.0), self.root.1))

@@ -295,6 +295,51 @@ fn entries_that_become_mount_points_lose_handle_and_attributes() {
     std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
 }
 
+/// A mount hides a directory from names, not from its handle. The kernel leads from below to what is mounted there, never to the
+/// directory itself.
+#[test]
+fn a_directory_below_a_mount_is_the_one_that_its_handle_names() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        fs::create_dir_all("/run/data/a/b/c").unwrap();
+        let lane = &mut ksf_fs::Lane::attach().unwrap();
+        let mut layer = Fs::new(FsOptions::default()).unwrap();
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = layer.add_export("/run/data".as_ref(), "/run/state".as_ref(), options).unwrap();
+        let look = |lane: &mut ksf_fs::Lane, dir: &_, name: &str| {
+            layer.lookup(lane, &root(), dir, name.as_bytes()).result.map(|found| found.handle)
+        };
+        let a = look(lane, export.root(), "a").unwrap();
+        let b = look(lane, &a, "b").unwrap();
+        let c = look(lane, &b, "c").unwrap();
+        let attr = |lane: &mut ksf_fs::Lane| layer.getattr(lane, &a).map(|attr| (attr.fileid, attr.nlink, attr.mtime));
+        let before = attr(lane);
+        let root_fileid = layer.getattr(lane, export.root()).unwrap().fileid;
+        for cover in [&["mount", "-t", "tmpfs", "tmpfs"][..], &["mount", "--bind", "/tmp"]] {
+            succeeds(&[cover, &["/run/data/a"]].concat());
+            assert_eq!(attr(lane), before, "{cover:?}");
+            let mut listed = BTreeMap::new();
+            let take = &mut |entry: ksf_fs::Entry<'_>| {
+                listed.insert(entry.name.to_vec(), (entry.fileid, entry.found.map(|found| found.handle)));
+                true
+            };
+            let from = ksf_fs::Cursor::default();
+            layer.list(lane, &root(), &a, from, ksf_fs::Detail::Handles, take).result.unwrap();
+            assert_eq!(listed.len(), 3, "{cover:?}: {listed:?}");
+            assert_eq!(listed[&b".."[..]].0, root_fileid, "{cover:?}");
+            assert_eq!(listed[&b"b"[..]].1.as_ref(), Some(&b), "{cover:?}");
+            assert_eq!(look(lane, &a, "b"), Ok(b.clone()), "{cover:?}");
+            assert_eq!(look(lane, &a, ".."), Ok(export.root().clone()), "{cover:?}");
+            for below in [&b, &c] {
+                assert_eq!(kind(look(lane, below, "..")), ErrorKind::MountPoint, "{cover:?}");
+            }
+            succeeds(&["umount", "/run/data/a"]);
+        }
+        assert_eq!((look(lane, &c, ".."), look(lane, &b, "..")), (Ok(b), Ok(a)));
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 /// Handles reach folders whose paths are longer than the kernel's.
 #[test]
 fn the_way_up_is_open_at_any_depth() {

@@ -114,16 +114,11 @@ impl Fs {
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
             let above = lane.as_caller(&call.caller, || self.with_room(call.export, || open_up(&node.descriptor)))?;
-            // A mount is on the folder above: that may be the root.
             if above.as_ref().is_err_and(|errno| *errno == Errno::XDEV) {
-                return match self.check_inside(call.export, &node.descriptor) {
-                    Ok(()) => {
-                        let root = call.export.root();
-                        Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr })
-                    }
-                    Err(error) if error.kind() == ErrorKind::Stale => Err(name_error(Errno::XDEV)),
-                    Err(error) => Err(error),
-                };
+                // A mount is on the folder above, which is the root: the kernel leads to no other folder below a mount.
+                self.check_inside(call.export, &node.descriptor)?;
+                let root = call.export.root();
+                return Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr });
             }
             let above = above.map_err(name_error)?;
             self.check_inside(call.export, &above)?;
