@@ -24,10 +24,10 @@ pub(crate) fn server_at(port: u16, place: &Place, engine: &str) -> Server {
     place.start_at(port, engine, ",squash=none", &["--export", "/usr,ro,squash=none"])
 }
 
-/// Serves another directory as well, read-only.
-pub(crate) fn server_with(place: &Place, engine: &str, other: &Path) -> Server {
+/// [`server_at`] that serves another directory as well, read-only.
+pub(crate) fn server_with(port: u16, place: &Place, engine: &str, other: &Path) -> Server {
     let other = format!("{},ro,squash=none", other.display());
-    place.start_at(0, engine, ",squash=none", &["--export", "/usr,ro,squash=none", "--export", &other])
+    place.start_at(port, engine, ",squash=none", &["--export", "/usr,ro,squash=none", "--export", &other])
 }
 
 /// A machine with Debian's kernel and no disk. It mounts /usr, and the export at /mnt, and runs a script there.

@@ -44,9 +44,29 @@ fn sums_are_right(place: &Place) {
     assert!(fs::read_to_string(place.export().join("sums")).unwrap().lines().count() > 10);
 }
 
-/// Compares a tree, refuses a user and lists a cold directory on NFS. Runs all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
+/// Two clients have changed the tree in turns, each this number of times.
+fn changes_are_those_of_both(place: &Place, rounds: usize) {
+    let twice = place.export().join("twice");
+    let read = |name: &str| fs::read_to_string(twice.join(name)).unwrap();
+    // Without the lock, or with a count that one has kept in memory, some would be lost.
+    assert_eq!(read("count"), format!("{}\n", 2 * rounds));
+    assert_eq!(read("log").lines().count(), 2 * rounds);
+    let won = ["one", "two"].map(|name| read(&format!("won-by-{name}"))).concat();
+    let mut files: Vec<&str> = won.lines().collect();
+    let all = files.len();
+    files.sort_unstable();
+    files.dedup();
+    assert_eq!(files.len(), all, "a file was created exclusively by both: {won:?}");
+    for name in ["one", "two"] {
+        assert!(twice.join(format!("tree-{name}/linux/bpf.h")).exists());
+    }
+}
+
+/// Compares a tree, refuses a user and lists a cold directory on NFS. Kills the server of a mount, and has two mounts change one tree. Runs
+/// all tools on NFS, and on 9P those of people with these kinds of cache, and those that test file systems with these. fsx runs on
 /// 9P with each kind. `file_system`: the kind on which the exports are; `None`: that of this machine.
 fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
+    const ROUNDS: usize = 12;
     let Some(_turn) = may_run() else { return };
     for tool in ["fio", "postmark", "dbench", "stress-ng"] {
         let Some(_) = program_or_skip(tool) else { return };
@@ -60,7 +80,9 @@ fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     ninep::fill(&place);
     let Some(many) = cold_directory_or_skip(&place) else { return };
     let engines = engines();
-    let server = server_with(&place, engines[0], &many);
+    let mut nfs_engines = engines.iter().cycle();
+    let mut server = server_with(0, &place, nfs_engines.next().unwrap(), &many);
+    let port = server.address(" tcp ").port();
     let server_9p = place_9p.start_kind("9p", 0, engines.last().unwrap(), ",squash=none", &[]);
     // The whole load of dbench goes through more than 400,000 lines.
     let load = fs::read_to_string("/usr/share/dbench/client.txt").unwrap();
@@ -68,10 +90,17 @@ fn tools_run(caches: &str, tested: &str, file_system: Option<&str>) {
     let guest = Guest::new(include_str!("tools.sh")).file(fsx, "/fsx").text("/load.txt", load);
     let guest = guest.env("PORT_9P", server_9p.address(" tcp ").port().to_string());
     let guest = guest.env("EXPORT_9P", place_9p.export().to_str().unwrap()).env("CACHES", caches).env("TESTED", tested);
-    let guest = guest.env("MANY", many.to_str().unwrap()).resolving();
+    let guest = guest.env("MANY", many.to_str().unwrap()).env("ROUNDS", ROUNDS.to_string()).resolving();
     let lab = ["9pnet_fd", "9p"].into_iter().fold(guest.lab(&server, &place), Lab::module);
-    let output = lab.time_limit(Duration::from_secs(900)).run().unwrap().checked().unwrap();
+    let guest = lab.time_limit(Duration::from_secs(900)).spawn().unwrap();
+    for file in [3, 10, 17] {
+        guest.wait_for(&format!("file {file}.\n")).unwrap();
+        kill(server);
+        server = server_with(port, &place, nfs_engines.next().unwrap(), &many);
+    }
+    let output = guest.wait().unwrap().checked().unwrap();
     assert!(output.ends_with(" end\n"), "{output}");
+    changes_are_those_of_both(&place, ROUNDS);
     sums_are_right(&place);
     sums_are_right(&place_9p);
     server.stop();
@@ -103,60 +132,6 @@ fn tools_run_on_a_mounted_export_that_is_on_xfs() {
 #[ignore = "soak: the same on another file system of the server"]
 fn tools_run_on_a_mounted_export_that_is_on_btrfs() {
     tools_run("none", "none", Some("btrfs"));
-}
-
-#[test]
-fn two_machines_change_one_tree() {
-    const ROUNDS: usize = 12;
-    let Some(_turn) = may_run() else { return };
-    let place = Place::new();
-    fs::write(place.export().join("count"), "0\n").unwrap();
-    let engine = *engines().last().unwrap();
-    let server = server(&place, engine);
-    let guests = ["one", "two"].map(|name| {
-        let guest = Guest::new(include_str!("twice.sh")).options("noac").env("NAME", name);
-        guest.env("ROUNDS", ROUNDS.to_string()).lab(&server, &place).spawn().unwrap()
-    });
-    guests.iter().for_each(|guest| guest.wait_for("here\n").unwrap());
-    fs::write(place.export().join("begin"), "").unwrap();
-    for guest in guests {
-        let output = guest.wait().unwrap().checked().unwrap();
-        assert!(output.contains(" is done\n"), "{output}");
-    }
-    let read = |name: &str| fs::read_to_string(place.export().join(name)).unwrap();
-    // Without the lock, or with a count that one has kept in memory, some would be lost.
-    assert_eq!(read("count"), format!("{}\n", 2 * ROUNDS));
-    assert_eq!(read("log").lines().count(), 2 * ROUNDS);
-    let won = ["one", "two"].map(|name| read(&format!("won-by-{name}"))).concat();
-    let mut files: Vec<&str> = won.lines().collect();
-    let all = files.len();
-    files.sort_unstable();
-    files.dedup();
-    assert_eq!(files.len(), all, "a file was created exclusively by both: {won:?}");
-    for name in ["one", "two"] {
-        assert!(place.export().join(format!("tree-{name}/linux/bpf.h")).exists());
-    }
-    server.stop();
-}
-
-#[test]
-fn a_hard_mount_loses_nothing_when_its_server_is_killed() {
-    let Some(_turn) = may_run() else { return };
-    let place = Place::new();
-    let engines = engines();
-    let mut engines = engines.iter().cycle();
-    let mut running = server(&place, engines.next().unwrap());
-    let port = running.address(" tcp ").port();
-    let guest = Guest::new(include_str!("killed.sh")).lab(&running, &place).spawn().unwrap();
-    for file in [3, 10, 17] {
-        guest.wait_for(&format!("file {file}.\n")).unwrap();
-        kill(running);
-        running = server_at(port, &place, engines.next().unwrap());
-    }
-    let output = guest.wait().unwrap().checked().unwrap();
-    assert!(output.ends_with("finished\n"), "{output}");
-    sums_are_right(&place);
-    running.stop();
 }
 
 #[test]

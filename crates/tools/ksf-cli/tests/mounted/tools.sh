@@ -1,4 +1,5 @@
-# What people do on a file system, and what tests of file systems do: on NFS, and on 9P a shorter list of the first with each of
+# What people do on a file system, and what tests of file systems do: on NFS, also with two mounts on one tree and with a server that is
+# killed, and on 9P a shorter list of the first with each of
 # $CACHES, and the second with each of $TESTED.
 # Each line that begins with "==" names the next step, and has the seconds since the machine was started.
 step() {
@@ -66,6 +67,46 @@ tests() {
     done
     stress-ng --verify --temp-path . --timeout 5 "$@" 2>/dev/null
 }
+# killed: writes here while the server is killed and started, also that of the programs. Every step is one that a repeated request does
+# not change: what is created is created exclusively, and the server knows the retry of that by its verifier.
+killed() {
+    step "$PWD: a server that is killed"
+    file=0
+    while [ $file -lt 24 ]; do
+        seq $file $((file + 3000)) >/tmp/data
+        (set -C && cat /tmp/data >"file$file")
+        sync "file$file"
+        cmp /tmp/data "file$file"
+        echo "file $file."
+        file=$((file + 1))
+    done
+}
+
+# change NAME: one of two clients that change the tree at /NAME/twice at the same time. A folder is the lock, because mkdir is exclusive on
+# NFS.
+change() {
+    cd "/$1/twice"
+    : >"won-by-$1"
+    until test -e won-by-one && test -e won-by-two; do :; done
+    round=0
+    while [ $round -lt "$ROUNDS" ]; do
+        if mkdir lock 2>/dev/null; then
+            read -r count <count
+            echo $((count + 1)) >new
+            mv new count
+            echo "$1 $round" >>log
+            rmdir lock
+            round=$((round + 1))
+        fi
+        # Files of one folder that both make and remove, without a lock.
+        if (set -C && echo "$1" >"race$round") 2>/dev/null; then
+            echo "race$round" >>"won-by-$1"
+        fi
+    done
+    tar cf "tree-$1.tar" -C /usr/include linux/if.h linux/bpf.h
+    mkdir "tree-$1"
+    tar xf "tree-$1.tar" -C "tree-$1"
+}
 stressors='access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod open rename revio seek touch utime'
 mapped='msync'
 
@@ -105,8 +146,9 @@ user truncate -s 2 shared
 test "$(stat -c %s shared)" = 2
 
 step "/many: a cold directory"
+options="vers=3,tcp,nolock,port=$PORT,mountport=$PORT,mountproto=tcp"
 mkdir /many
-mount.nfs "10.0.2.2:$MANY" /many -o "vers=3,tcp,nolock,port=$PORT,mountport=$PORT,mountproto=tcp"
+mount.nfs "10.0.2.2:$MANY" /many -o "$options"
 ls -U /many | LC_ALL=C sort | cmp - names-of-many
 umount /many
 
@@ -117,9 +159,27 @@ step /mnt: fsx
 
 tests "$stressors $mapped"
 
+mkdir killed
+cd killed
+killed
+cd ..
+
 step /mnt: sums
 find . -type f -print0 | sort -z | xargs -0 sha256sum >/tmp/sums
 cp /tmp/sums /mnt/sums
+
+step "/mnt/twice: two mounts on one tree"
+mkdir twice /one /two
+echo 0 >twice/count
+for mount in /one /two; do
+    mount.nfs "10.0.2.2:$EXPORT" $mount -o "$options,hard,noac,nosharecache"
+done
+change one &
+one=$!
+change two &
+wait $one
+wait $!
+umount /one /two
 
 printf '[weights]\nclose_open = 1\nfsync = 1\nfdatasync = 1\n' >/tmp/mapped
 # Without a cache the client shares no mapping of a file that is open for writing.
