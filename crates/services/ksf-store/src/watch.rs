@@ -9,13 +9,18 @@
 //! A write looks nothing up here: the index keeps its version until cleaning removes the last trace of the key.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::store::lock;
 
-/// Missing keys that are watched. A caller has the leaf of the key locked, but to [leave](Self::leave).
+/// Missing keys that are watched. The caller of each function but [`leave`](Self::leave) has the leaf of the key locked.
 #[derive(Debug, Default)]
-pub(crate) struct Absent(Mutex<BTreeMap<Arc<[u8]>, Absence>>);
+pub(crate) struct Absent {
+    keys: Mutex<BTreeMap<Arc<[u8]>, Absence>>,
+    /// Number of `keys`, changed under their lock. While it is 0, cleaning takes that lock for no tombstone.
+    count: AtomicUsize,
+}
 
 #[derive(Debug, Default)]
 struct Absence {
@@ -28,23 +33,30 @@ struct Absence {
 impl Absent {
     /// Adds a watch.
     fn join(&self, key: &Arc<[u8]>) {
-        lock(&self.0).entry(Arc::clone(key)).or_default().watches += 1;
+        let mut keys = lock(&self.keys);
+        keys.entry(Arc::clone(key)).or_default().watches += 1;
+        self.count.store(keys.len(), Ordering::Relaxed);
     }
 
     /// Removes a watch.
     fn leave(&self, key: &[u8]) {
-        let mut absent = lock(&self.0);
-        if let Some(absence) = absent.get_mut(key) {
+        let mut keys = lock(&self.keys);
+        if let Some(absence) = keys.get_mut(key) {
             absence.watches -= 1;
             if absence.watches == 0 {
-                absent.remove(key);
+                keys.remove(key);
+                self.count.store(keys.len(), Ordering::Relaxed);
             }
         }
     }
 
     /// Notes that the index loses the tombstone of a key.
     pub(crate) fn forget(&self, key: &[u8], version: u64) {
-        if let Some(absence) = lock(&self.0).get_mut(key) {
+        // The lock of the leaf orders this after the watches of the key; those of other keys do not matter.
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        if let Some(absence) = lock(&self.keys).get_mut(key) {
             absence.forgotten = absence.forgotten.max(version);
         }
     }
@@ -79,7 +91,7 @@ impl Seen {
 
     /// Version of the last tombstone of the missing key that the index has lost.
     pub(crate) fn forgotten(&self) -> u64 {
-        let forgotten = |absent: &Arc<Absent>| lock(&absent.0).get(&self.key).map_or(0, |absence| absence.forgotten);
+        let forgotten = |absent: &Arc<Absent>| lock(&absent.keys).get(&self.key).map_or(0, |absence| absence.forgotten);
         self.absent.as_ref().map_or(0, forgotten)
     }
 }
@@ -89,5 +101,27 @@ impl Drop for Seen {
         if let Some(absent) = &self.absent {
             absent.leave(&self.key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgetting_takes_no_lock_while_nothing_is_watched() {
+        let absent = Arc::new(Absent::default());
+        let forget = |version| {
+            // A second lock of this thread would never return.
+            let _locked = lock(&absent.keys);
+            absent.forget(b"key", version);
+        };
+        forget(1);
+        let seen = Seen::new(b"key", None, 2, &absent);
+        absent.forget(b"key", 3);
+        assert_eq!(seen.forgotten(), 3);
+        drop(seen);
+        forget(4);
+        assert_eq!(Seen::new(b"key", None, 5, &absent).forgotten(), 0);
     }
 }
