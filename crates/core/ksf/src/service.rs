@@ -70,9 +70,9 @@ impl<'a> Profile<'a> {
 /// One value serves all shards, so it is shared between threads. What belongs to one shard or to one connection is handed to
 /// each call without a lock: a call runs on the thread of the shard, and no other call of this service runs there meanwhile.
 ///
-/// Five items have no default: three types, [`profile`](Self::profile), [`start`](Self::start), [`accept`](Self::accept) and
-/// [`call`](Self::call). A service with `Shard = ()` and `Mode = Unlogged` may also run on the [workers](crate::adopt) of a
-/// multiplexor.
+/// Three types have no default, nor have [`profile`](Self::profile), [`start`](Self::start), [`accept`](Self::accept) and
+/// [`call`](Self::call); [`stateless!`](crate::stateless) defines all but `profile` and `call` for a service without state. A service
+/// with `Shard = ()` and `Mode = Unlogged` may also run on the [workers](crate::adopt) of a multiplexor.
 pub trait Service: Send + Sync + 'static {
     /// State of one shard, made on its thread, where it stays: `()` if there is none.
     type Shard: 'static;
@@ -229,6 +229,28 @@ pub trait Service: Send + Sync + 'static {
 pub trait WorkerService: Service<Shard = (), Mode = Unlogged, Conn: Send> {}
 
 impl<S: Service<Shard = (), Mode = Unlogged, Conn: Send>> WorkerService for S {}
+
+/// The items of a [`Service`] without state, in its `impl`: the three types, `start`, and an `accept` that refuses no peer.
+/// `stateless!(shard)` is for a service that has state of connections: it leaves out `Conn` and `accept`.
+#[macro_export]
+macro_rules! stateless {
+    () => {
+        $crate::stateless!(shard);
+        type Conn = ();
+
+        fn accept(&self, (): &mut (), _: &$crate::Peer) -> Result<(), $crate::Refused> {
+            Ok(())
+        }
+    };
+    (shard) => {
+        type Shard = ();
+        type Mode = $crate::Unlogged;
+
+        fn start(&self, _: &mut $crate::Turn<'_>) -> ::std::io::Result<()> {
+            Ok(())
+        }
+    };
+}
 
 /// What a shard asks of the state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

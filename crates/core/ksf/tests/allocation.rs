@@ -10,14 +10,14 @@ use common::meter::{METER, METER_BYTES, Meter};
 use common::net::*;
 use common::{env, in_slot};
 use ksf::Pieces;
+use ksf::Profile;
 use ksf::connection::Connection;
 use ksf::deferred::Deferred;
 use ksf::files::{File, FileRange, NoFileReplies};
 use ksf::framing::{Delimiter, Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::pool::Chunk;
-use ksf::service::{ConnKey, Message, Peer, Refused, Reply, Service};
-use ksf::{Profile, Turn, Unlogged};
+use ksf::service::{ConnKey, Message, Peer, Reply, Service};
 use ksf_sim::ideal::encode;
 use ksf_test::alloc::{Counting, allocations};
 
@@ -84,20 +84,12 @@ fn a_warm_connection_allocates_nothing() {
 fn warm_deferred_replies_allocate_nothing() {
     struct Later(Framing, Mutex<Vec<Deferred>>);
     impl Service for Later {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("later", self.0)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
-        }
         fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
             self.1.lock().unwrap().push(reply.defer());
         }
@@ -160,20 +152,12 @@ fn warm_replies_of_pieces_allocate_nothing() {
         }
     }
     impl Service for InPieces {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("pieces", self.0)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
-        }
         fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             match message.bytes() {
                 b"later" => self.3.lock().unwrap().push(reply.defer_for(400_000)),
@@ -284,8 +268,7 @@ fn a_warm_shard_allocates_nothing() {
 
 #[test]
 fn datagrams_allocate_nothing() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let server = one_shard(engine, "udp:127.0.0.1:0", Limits::default(), Arc::new(Meter(Framing::Raw)));
         let peer = datagrams(addr(&server));
         let mut got = [0; 9000];

@@ -9,7 +9,7 @@ use ksf::env::Env;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::service::{Message, Order, Peer, Refused, Reply, Service, SessionState};
-use ksf::{CloseReason, Profile, Turn, Unlogged, outgoing::Upstream};
+use ksf::{CloseReason, Profile, outgoing::Upstream};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 const READ_BYTES: usize = 1 << 20;
@@ -23,20 +23,10 @@ struct Reads {
 }
 
 impl Service for Reads {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: self.order.unwrap_or(Order::Requests), ..Profile::new("reads", LINES) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
@@ -144,20 +134,10 @@ fn announced_replies_are_taken_off_the_budget_before_the_work_begins() {
 struct Long;
 
 impl Service for Long {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("long", LINES)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn reply_bytes(&self, (): &mut (), (): &mut (), message: &[u8]) -> usize {
@@ -309,16 +289,11 @@ fn the_shards_budget_stops_connections_that_have_a_share_in_it() {
 struct Keeps(Mutex<Vec<Deferred>>);
 
 impl Service for Keeps {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = usize;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("keeps", LINES)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<usize, Refused> {
@@ -505,20 +480,12 @@ fn deferred_last_words_are_waited_for_and_sent() {
 fn a_panic_ends_its_connection_and_no_other() {
     struct Fragile;
     impl Service for Fragile {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("fragile", LINES)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
-        }
         fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             reply.bytes(message.bytes());
             if message.bytes() == b"panic" {
@@ -561,20 +528,12 @@ fn what_was_deferred_before_a_panic_is_counted_until_it_is_answered() {
         }
     }
     impl Service for Fragile {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("fragile", LINES)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
-        }
         fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
             if message.bytes() == b"defer" {
                 return self.0.lock().unwrap().push(reply.defer_for(100));
@@ -620,22 +579,14 @@ fn what_was_deferred_before_a_panic_is_counted_until_it_is_answered() {
 fn a_panic_of_a_service_that_is_asked_for_its_limit_ends_its_connection_alone() {
     struct Unlimited;
     impl Service for Unlimited {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("unlimited", Framing::Custom)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
         fn header_bytes_max(&self, _: &Limits) -> usize {
             std::panic::resume_unwind(Box::new("on purpose"));
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
         }
         fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
     }
@@ -653,20 +604,12 @@ fn a_panic_in_last_words_ends_the_wait_for_them() {
     #[derive(Default)]
     struct Speechless(Mutex<Option<Deferred>>);
     impl Service for Speechless {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        ksf::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("speechless", LINES)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
-        }
         fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, _: &mut Reply<'_>) {}
         fn refuse(&self, (): &mut (), (): &mut (), _: CloseReason, reply: &mut Reply<'_>) {
             *self.0.lock().unwrap() = Some(reply.defer());

@@ -10,7 +10,7 @@ use crate::common::Recorder;
 use crate::common::net::*;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Order, Profile, Reply, Server, Service};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Answers one line, and ends the connection.
@@ -21,21 +21,11 @@ struct Once {
 }
 
 impl Service for Once {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { peer_speaks_first: // As HTTP's: with a receive at once, the connection may end in the turn in which it was accepted.
         self.at_once, ..Profile::new("once", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
@@ -104,8 +94,7 @@ fn the_last_reply_leaves_in_one_segment_with_the_end() {
 
 #[test]
 fn who_says_more_than_it_may_has_its_reply_all_the_same() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let ((has, has_it), (leave, may)) = (channel(), channel());
         let service = Once { at_once: true, pause: Some(Mutex::new((has, may))) };
         let server = one_shard(engine, ANY, Limits::default(), Arc::new(service));
@@ -125,8 +114,7 @@ fn who_says_more_than_it_may_has_its_reply_all_the_same() {
 fn a_peer_that_sends_on_after_a_refusal_is_reset_in_time() {
     /// Far beyond the limit and all socket buffers.
     const ENDLESS: usize = 64 << 20;
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         // Only the bytes can end it.
         let limits = Limits { linger_timeout_ms: PATIENCE.as_millis() as u64, ..Limits::default() };
         let linger_bytes_max = limits.linger_bytes_max as u64;
@@ -171,8 +159,7 @@ const ENDLESS_REPLY: usize = 16 << 20;
 /// nowhere.
 #[test]
 fn an_end_that_throws_replies_away_is_a_reset() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let long = || calls(Profile::new("long", LINES), |_, reply| reply.bytes(&vec![b'l'; ENDLESS_REPLY]));
         let ask = |server: &Server| {
             let mut peer = connect_with_small_window(server);

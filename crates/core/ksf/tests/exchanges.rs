@@ -12,7 +12,7 @@ use ksf::framing::{Delimiter, Framing};
 use ksf::limits::Limits;
 use ksf::outgoing::{HangUp, Upstream};
 use ksf::pool::Chunk;
-use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{CloseReason, Message, Order, Profile, Reply, Server, Service};
 
 /// Passes each line to a backend. An answer of the backend that begins with `block` is given to the client by a task of
 /// the pool, another one by the test. What is refused gets its last words from a task.
@@ -23,20 +23,10 @@ struct Asks {
 }
 
 impl Service for Asks {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: self.order, needs_shards: true, ..Profile::new("asks", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
@@ -89,8 +79,7 @@ impl Served {
 
 #[test]
 fn an_answer_out_of_an_exchange_may_come_later_and_from_any_thread() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for order in [Order::Requests, Order::Free] {
             let served = Served::new(engine, order, Limits::default());
             let mut client = served.ask(b"later");
@@ -110,8 +99,7 @@ fn an_answer_out_of_an_exchange_may_come_later_and_from_any_thread() {
 
 #[test]
 fn a_client_has_no_more_answers_outstanding_out_of_exchanges_than_it_may() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for order in [Order::Requests, Order::Free] {
             let served = Served::new(engine, order, Limits { deferred_max: 1, ..Limits::default() });
             let mut client = served.ask(b"later");
@@ -131,8 +119,7 @@ fn a_client_has_no_more_answers_outstanding_out_of_exchanges_than_it_may() {
 
 #[test]
 fn last_words_from_a_task_are_waited_for() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for order in [Order::Requests, Order::Free] {
             let limits = Limits { message_bytes_max: 1000, ..Limits::default() };
             let served = Served::new(engine, order, limits);
@@ -156,20 +143,10 @@ struct Long {
 }
 
 impl Service for Long {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { needs_shards: true, ..Profile::new("long", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
@@ -187,8 +164,7 @@ impl Service for Long {
 /// Its end could pass for that of the request, where the end of the stream is.
 #[test]
 fn an_end_that_throws_request_bytes_away_is_a_reset() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let backend = TcpListener::bind("127.0.0.1:0").unwrap();
         let start = |limits: Limits| {
             let service = Arc::new(Long { backend: backend.local_addr().unwrap() });

@@ -9,7 +9,7 @@ use crate::common::net::*;
 use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Server, Service};
 use ksf_sim::ideal::encode;
 use ksf_test::Random;
 
@@ -29,20 +29,10 @@ fn digest(message: &[u8]) -> Vec<u8> {
 }
 
 impl Service for Digest {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { keeps_messages: true, ..Profile::new("digest", self.0) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
@@ -70,8 +60,7 @@ fn the_body_of_a_long_message_is_not_copied() {
     const ROUNDS: u64 = 20;
     /// The head, and what may have to be asked for again when it arrives in two pieces.
     const COPIED_MAX: u64 = 2 * 4096;
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for framing in [Framing::RecordMark, Framing::LengthPrefix(LengthPrefix::big_endian(4))] {
             let server = server(engine, framing, Limits::default());
             let mut peer = connect(&server);
@@ -165,8 +154,7 @@ fn half_a_message(server: &Server) -> TcpStream {
 /// The kernel may have the buffer when the connection ends: it is the engine's until it is given back.
 #[test]
 fn ends_in_the_middle_leave_nothing_behind() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let server = server(engine, Framing::RecordMark, Limits::default());
         for round in 0..24 {
             let mut peer = half_a_message(&server);
@@ -193,8 +181,7 @@ fn ends_in_the_middle_leave_nothing_behind() {
 /// A drain waits for the rest; a stop does not, and takes the buffer back from the kernel.
 #[test]
 fn a_server_ends_in_the_middle_of_a_long_message() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let framing = Framing::RecordMark;
         let server = server(engine, framing, Limits { drain_timeout_ms: 60_000, ..Limits::default() });
         let mut peer = half_a_message(&server);
@@ -221,8 +208,7 @@ fn a_server_ends_in_the_middle_of_a_long_message() {
 /// Peers whose messages do not fit the memory together: each waits, and all of them are served.
 #[test]
 fn loans_wait_for_memory_like_everything_else() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { assembly_bytes_max: 200_000, pressure_timeout_ms: 60_000, ..Limits::default() };
         let server = server(engine, Framing::RecordMark, limits);
         let mut peers: Vec<_> = (0..16).map(|_| connect(&server)).collect();

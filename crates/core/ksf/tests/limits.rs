@@ -10,7 +10,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Delimiter, Framing};
 use ksf::limits::{Limits, ServerLimits};
 use ksf::listener::ListenAddr;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
@@ -29,8 +29,7 @@ fn is_served(peer: &mut TcpStream) -> bool {
 
 #[test]
 fn connections_beyond_the_maximum_are_refused_and_the_place_is_free_again() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { connections_max: 2, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Arc::new(Echo));
         let (mut one, mut two) = (connect(&server), connect(&server));
@@ -74,17 +73,13 @@ fn a_service_refuses_connections() {
     own_network();
     struct Refuses;
     impl Service for Refuses {
-        type Shard = ();
+        ksf::stateless!(shard);
         type Conn = ();
-        type Mode = Unlogged;
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("refuses", Framing::Raw)
         }
 
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
         fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
             Err(Refused)
         }
@@ -173,8 +168,7 @@ fn listeners_have_limits_of_their_own() {
 
 #[test]
 fn a_datagram_socket_has_limits_of_its_own() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let echo = Arc::new(Echo);
         let any = || "udp:127.0.0.1:0".parse().unwrap();
         let server = Server::builder().engine(engine).listen(any(), Arc::clone(&echo), None);
@@ -308,8 +302,7 @@ fn silent_peers_do_not_keep_others_waiting() {
 /// Nothing stops the sender of datagrams: above the limit they are dropped, and counted.
 #[test]
 fn deferred_datagrams_are_bounded() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = Recorder::new(Framing::Raw, Order::Free);
         let limits = Limits { deferred_datagrams_max: 3, ..Limits::default() };
         let server = one_shard(engine, "udp:127.0.0.1:0", limits, Arc::clone(&service));
@@ -352,8 +345,7 @@ fn deferred_datagrams_are_bounded() {
 
 #[test]
 fn a_server_with_few_slots_serves_everybody() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).slots(ksf::server::SLOT_BYTES, 2);
         let server = builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start().unwrap();
@@ -365,8 +357,7 @@ fn a_server_with_few_slots_serves_everybody() {
 
 #[test]
 fn slots_that_cannot_be_had_are_an_error_at_the_start() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let builder = Server::builder().engine(engine).slots(u32::MAX, u32::MAX);
         match builder.listen(ANY.parse().unwrap(), Arc::new(Echo), None).start() {
             Err(ksf::Error::Pool { bytes, .. }) => assert_eq!(bytes, u32::MAX as usize * u32::MAX as usize),
@@ -379,8 +370,7 @@ fn slots_that_cannot_be_had_are_an_error_at_the_start() {
 /// Also between shards: what one accepts counts for the other.
 #[test]
 fn the_maximum_is_the_servers_not_the_shards() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { connections_max: 10, ..Limits::default() };
         let server = all_shards(engine, ANY, limits, Arc::new(Echo));
         let mut peers: Vec<_> = (0..40).map(|_| connect(&server)).collect();

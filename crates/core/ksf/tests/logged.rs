@@ -367,8 +367,7 @@ impl Service for Fragile {
 /// and must not leave.
 #[test]
 fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for how in ["end\n", "file\n"] {
             let listen = ANY.parse().unwrap();
             let server = Server::builder().engine(engine).listen(listen, Arc::new(Fragile::default()), None).start();
@@ -399,8 +398,7 @@ fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
 /// The same for datagrams: what waits for the log is lost, as datagrams may be, and the socket goes on.
 #[test]
 fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let listen = "udp:127.0.0.1:0".parse().unwrap();
         let cpus = vec![ksf::cpus::allowed().unwrap()[0]];
         let builder = Server::builder().engine(engine).cpus(Some(cpus));
@@ -429,16 +427,11 @@ fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
 struct Gated(LogId);
 
 impl Service for Gated {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = Vec<ksf::deferred::Deferred>;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("gated", LINES)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
@@ -575,8 +568,7 @@ fn what_was_live_in_the_pool_is_found_again() {
         }
     }
 
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pool");
         std::fs::File::create(&path).unwrap().set_len(16 * 4096).unwrap();

@@ -9,7 +9,7 @@ use ksf::limits::Limits;
 use ksf::pool::Chunk;
 use ksf::server::{SLOT_BYTES, SLOTS};
 use ksf::service::SessionState;
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Peer, Profile, Refused, Reply, Service};
 
 const BLOCK_BYTES: usize = 4096;
 const BLOCKS: usize = 12_000;
@@ -20,16 +20,11 @@ const KEPT_EVERY: usize = 60;
 struct Sessions;
 
 impl Service for Sessions {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = Vec<Vec<u8>>;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("sessions", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
@@ -58,16 +53,11 @@ impl Service for Sessions {
 struct Keeping;
 
 impl Service for Keeping {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = Vec<Chunk>;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("keeping", Framing::Delimiter(Delimiter::LF))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
@@ -98,8 +88,7 @@ fn freed_memory_is_returned_to_the_machine() {
     if !cfg!(target_env = "gnu") {
         return skip("needs the allocator of glibc");
     }
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let server = one_shard(engine, ANY, Limits::default(), Arc::new(Sessions));
         let mut peer = connect(&server);
         ask(&mut peer, b"shrink\n", b"shrink\n");

@@ -11,7 +11,7 @@ use ksf::assist::{Assist, AssistConn};
 use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::listener::ListenAddr;
-use ksf::{Error, Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Error, Message, Peer, Profile, Refused, Reply, Server, Service};
 
 /// Takes so many datagram sockets, and refuses further ones. Counts what it got back.
 struct Takes {
@@ -27,16 +27,11 @@ impl Takes {
 }
 
 impl Service for Takes {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = ();
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("takes", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), peer: &Peer) -> Result<(), Refused> {
@@ -58,8 +53,7 @@ impl Service for Takes {
 
 #[test]
 fn a_datagram_socket_that_the_service_refuses_is_an_error_at_the_start() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = Takes::new(1);
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let udp = || "udp:127.0.0.1:0".parse().unwrap();

@@ -9,7 +9,7 @@ use crate::common::{PATIENCE, Running, frame, own_network, read_frame};
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::pool::{Chunk, SHORT_ID};
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Service};
 use ksf_mux::{Mux, MuxOptions, Workers, WorkersOptions};
 
 const FRAMING: Framing = Framing::LengthPrefix(LengthPrefix::big_endian(4));
@@ -50,20 +50,10 @@ fn messages_that_a_worker_keeps_occupy_short_slots_while_there_are_some() {
 struct Keeper(Mutex<Vec<Chunk>>);
 
 impl Service for Keeper {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("keeper", FRAMING)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

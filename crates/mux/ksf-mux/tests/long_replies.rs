@@ -10,7 +10,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Order, Profile, Reply, Server, Service};
 use ksf_mux::{Mux, Workers, WorkersOptions};
 use ksf_test::Folder;
 
@@ -29,20 +29,10 @@ fn is_long(message: &[u8]) -> bool {
 }
 
 impl Service for Long {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: self.order, ..Profile::new("long", Framing::LengthPrefix(LengthPrefix::big_endian(4))) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {

@@ -6,7 +6,7 @@
 
 use ksf::error::FramingError;
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Service};
 
 /// From this length on a reply is sent from the slot it was received in. Below
 /// it a copy costs less than keeping count of who holds the slot.
@@ -17,20 +17,10 @@ const KEEP_BYTES_MIN: usize = 2048;
 pub struct Echo;
 
 impl Service for Echo {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("echo", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
@@ -57,20 +47,10 @@ impl MessageEcho {
 }
 
 impl Service for MessageEcho {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("message-echo", self.framing)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

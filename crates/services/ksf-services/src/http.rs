@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ksf::error::FramingError;
 use ksf::framing::{Frame, Framing};
 use ksf::limits::Limits;
-use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState, Turn, Unlogged};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, Service, SessionState};
 
 pub use counts::{Counts, WorkerCounts};
 use page::{Page, refusal};
@@ -44,16 +44,11 @@ impl PageServer {
 }
 
 impl Service for PageServer {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = Reader;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile { peer_speaks_first: true, needs_peer_addresses: false, ..Profile::new("demo", Framing::Custom) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn cut(&self, conn: &mut Reader, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use ksf::deferred::Deferred;
 use ksf::framing::{Framing, LengthPrefix};
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Profile, Reply, Service};
 
 /// `how`: answer at once, on the shard's own thread; the time is ignored.
 pub const HOW_INLINE: u32 = 0;
@@ -59,24 +59,14 @@ impl Work {
 }
 
 impl Service for Work {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: Order::Free, ..Profile::new("work", Framing::LengthPrefix(LengthPrefix::big_endian(4))) }
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
     fn fork(&self, (): &()) -> Option<()> {
         Some(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

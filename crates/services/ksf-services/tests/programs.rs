@@ -16,7 +16,7 @@ use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
 use ksf::session::OnShard;
 use ksf::tasks::{TaskOptions, TaskPool};
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Peer, Profile, Reply, Service};
 use ksf_proto::oncrpc::{AuthStat, Credential};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_services::rpc::{Answered, ProcError, Program, ProgramTable, ResultPieces, RpcCall, RpcDeferred, RpcReply};
@@ -111,20 +111,10 @@ impl Sample {
 }
 
 impl Service for Sample {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: Order::Free, ..Profile::new("sample", Framing::RecordMark) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

@@ -14,7 +14,7 @@ use ksf::framing::Framing;
 use ksf::listener::ListenAddr;
 use ksf::server::Server;
 use ksf::tasks::TaskOptions;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Profile, Reply, Service};
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::echo::Echo;
 use ksf_services::rpc::{Answered, Program, ProgramTable, RpcCall, RpcDeferred, RpcReply};
@@ -192,20 +192,10 @@ struct Later {
 const LATER_PROGRAM: u32 = 0x2000_0002;
 
 impl Service for Later {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: Order::Free, ..Profile::new("later", Framing::RecordMark) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
@@ -349,20 +339,10 @@ impl Gate {
 const GATED_PROGRAM: u32 = 0x2000_0003;
 
 impl Service for Gated {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: Order::Free, ..Profile::new("gated", Framing::RecordMark) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

@@ -15,7 +15,7 @@ use ksf::limits::Limits;
 use ksf::outgoing::{HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf::service::SessionState;
-use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Service, Turn};
 
 use crate::ideal::{encode, payload};
 use crate::script::{ServiceAction, SimRequest};
@@ -212,17 +212,12 @@ impl Scripted {
 }
 
 impl Service for Scripted {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = Client;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         let framing = if self.custom { Framing::Custom } else { self.framing };
         Profile { turn_ends: true, order: self.order, keeps_messages: self.keeps, ..Profile::new("scripted", framing) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn turn_end(&self, (): &mut (), _: &mut Turn<'_>) {

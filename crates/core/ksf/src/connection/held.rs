@@ -160,11 +160,9 @@ mod tests {
     use crate::framing::{Framing, LengthPrefix};
     use crate::gates::{Gate, LogId};
     use crate::limits::Limits;
-    use crate::logged::Unlogged;
     use crate::output::Piece;
     use crate::pool::{Chunk, Memory, Pool};
-    use crate::service::{ConnKey, Message, Peer, Profile, Refused, Reply, Service};
-    use crate::turn::Turn;
+    use crate::service::{ConnKey, Message, Peer, Profile, Reply, Service};
 
     const REQUESTS: u64 = 1000;
     const LONG_BYTES: usize = 3000;
@@ -176,20 +174,10 @@ mod tests {
     }
 
     impl Service for Log {
-        type Shard = ();
-        type Conn = ();
-        type Mode = Unlogged;
+        crate::stateless!();
 
         fn profile(&self) -> Profile<'_> {
             Profile::new("log", Framing::LengthPrefix(LengthPrefix::big_endian(4)))
-        }
-
-        fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-            Ok(())
-        }
-
-        fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-            Ok(())
         }
 
         fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

@@ -14,7 +14,6 @@ use crate::limits::Limits;
 use crate::logged::Unlogged;
 use crate::pool::{Memory, Pool};
 use crate::service::{Message, Peer, Profile, Refused, Reply, Service};
-use crate::turn::Turn;
 
 #[path = "../../tests/common/calls.rs"]
 mod calls;
@@ -26,20 +25,10 @@ mod sizes;
 struct Echo;
 
 impl Service for Echo {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    crate::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("echo", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Service};
 
 /// [`calls`].
 pub(crate) struct Calls<F> {
@@ -19,20 +19,10 @@ where
 }
 
 impl<F: Fn(&Message<'_>, &mut Reply<'_>) + Send + Sync + 'static> Service for Calls<F> {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         self.profile
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use ksf::framing::{Delimiter, Framing};
 use ksf::pool::Chunk;
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Service};
 
 /// Keeps every line.
 #[derive(Default)]
@@ -24,20 +24,10 @@ impl Keeper {
 }
 
 impl Service for Keeper {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { keeps_messages: self.keeps_messages, ..Profile::new("keeper", Framing::Delimiter(Delimiter::LF)) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

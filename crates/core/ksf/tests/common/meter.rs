@@ -1,7 +1,7 @@
 //! A service that tells what its thread has allocated, so that a shard's allocations can be told from its peers'.
 
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Service};
 use ksf_test::alloc::{allocations, bytes};
 
 /// Length of an answer to [`METER`].
@@ -14,20 +14,10 @@ pub const METER: &[u8] = b"how much?";
 pub struct Meter(pub Framing);
 
 impl Service for Meter {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("meter", self.0)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

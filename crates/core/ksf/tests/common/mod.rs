@@ -18,7 +18,7 @@ use ksf::limits::Limits;
 use ksf::output::SendBatch;
 use ksf::pool::{Chunk, Memory, Pool};
 use ksf::service::ConnKey;
-use ksf::{CloseReason, Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{CloseReason, Message, Order, Peer, Profile, Reply, Service};
 
 /// Records every message, and answers as its content says: `defer...` later, `twice...` later in two parts,
 /// `last...` with an echo and the end of the connection, `quiet...` not at all, `long...` with 10,000 bytes, anything
@@ -48,20 +48,10 @@ impl Recorder {
 }
 
 impl Service for Recorder {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: self.order, ..Profile::new("recorder", self.framing) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

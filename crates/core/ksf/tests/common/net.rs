@@ -9,7 +9,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::Framing;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Profile, Reply, Server, Service};
 pub use ksf_test::stream::*;
 pub use ksf_test::*;
 
@@ -19,24 +19,20 @@ pub fn engines() -> Vec<EngineKind> {
     working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe)
 }
 
+/// The same, for servers in a network of the test's own.
+pub fn engines_in_own_network() -> Vec<EngineKind> {
+    own_network();
+    engines()
+}
+
 /// Sends back what comes.
 pub struct Echo;
 
 impl Service for Echo {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("echo", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), _: &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

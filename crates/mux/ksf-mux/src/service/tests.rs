@@ -6,7 +6,7 @@ use ksf::engine::EngineKind;
 use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
-use ksf::{Message, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Reply, Server, Service};
 use ksf_test::{Folder, wait_until};
 use rustix::thread::gettid;
 
@@ -16,20 +16,10 @@ use super::*;
 struct Echo;
 
 impl Service for Echo {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("echo", Framing::LengthPrefix(LengthPrefix::big_endian(4)))
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {

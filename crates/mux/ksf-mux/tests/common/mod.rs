@@ -18,7 +18,7 @@ use ksf::framing::{Framing, LengthPrefix};
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf::pool::Chunk;
-use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Server, Service, Turn, Unlogged, WorkerService};
+use ksf::{Message, Order, Peer, Pieces, Profile, Refused, Reply, Server, Service, WorkerService};
 
 use ksf_mux::ConnectionId;
 pub(crate) use ksf_test::{PATIENCE, own_network, wait_until};
@@ -136,16 +136,11 @@ pub(crate) fn pieces_of(message: &[u8]) -> Vec<u8> {
 }
 
 impl Service for Scripted {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = ();
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: self.order, ..Profile::new("scripted", Framing::LengthPrefix(LengthPrefix::big_endian(4))) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {
@@ -274,20 +269,10 @@ pub(crate) struct Asks {
 }
 
 impl Service for Asks {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile { needs_shards: self.needs_shards, ..Profile::new("asks", self.framing) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
@@ -325,16 +310,11 @@ impl Awkward {
 }
 
 impl Service for Awkward {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = ();
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile { order: Order::Free, ..Profile::new("awkward", self.framing) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn fork(&self, (): &()) -> Option<()> {

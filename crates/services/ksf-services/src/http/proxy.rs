@@ -26,7 +26,7 @@ use ksf::outgoing::{Failure, HangUp, Upstream};
 use ksf::pool::Chunk;
 use ksf::service::EXPECTED_REPLY_BYTES;
 use ksf::stats::Counter;
-use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, ReplyEnd, Service, SessionState, Turn, Unlogged};
+use ksf::{CloseReason, Message, Peer, Profile, Refused, Reply, ReplyEnd, Service, SessionState};
 use ksf_proto::http1::{
     Body, BodyLength, CHUNK_END, LAST_CHUNK, Request, Response, begin_chunk, forward_request, forward_response,
     head_bytes,
@@ -405,9 +405,8 @@ impl Exchange {
 }
 
 impl Service for Proxy {
-    type Shard = ();
+    ksf::stateless!(shard);
     type Conn = ProxyClient;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile {
@@ -416,10 +415,6 @@ impl Service for Proxy {
             needs_shards: true,
             ..Profile::new("demo", Framing::Custom)
         }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn cut(&self, conn: &mut ProxyClient, buf: &[u8], scanned: usize, limits: &Limits) -> Result<Frame, FramingError> {

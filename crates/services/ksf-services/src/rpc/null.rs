@@ -1,7 +1,7 @@
 //! A service whose programs know procedure 0 alone.
 
 use ksf::framing::Framing;
-use ksf::{Message, Order, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Order, Profile, Reply, Service};
 use ksf_proto::oncrpc::PROC_NULL;
 
 use super::call::ProcError;
@@ -28,21 +28,11 @@ impl NullService {
 }
 
 impl Service for NullService {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         // RFC 5531 section 9: the xid matches replies with calls, their order does not.
         Profile { order: Order::Free, ..Profile::new(&self.name, Framing::RecordMark) }
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     #[inline]

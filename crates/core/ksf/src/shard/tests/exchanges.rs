@@ -17,16 +17,11 @@ struct PassesOn {
 }
 
 impl Service for PassesOn {
-    type Shard = ();
+    crate::stateless!(shard);
     type Conn = bool;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("passes on", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<bool, Refused> {
@@ -136,20 +131,10 @@ struct HandsBack {
 }
 
 impl Service for HandsBack {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    crate::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("hands back", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), _: &Message<'_>, reply: &mut Reply<'_>) {
@@ -263,16 +248,11 @@ struct Returns {
 }
 
 impl Service for Returns {
-    type Shard = ();
+    crate::stateless!(shard);
     type Conn = VecDeque<Chunk>;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("returns", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<Self::Conn, Refused> {
@@ -326,16 +306,11 @@ struct DialsAgain {
 }
 
 impl Service for DialsAgain {
-    type Shard = ();
+    crate::stateless!(shard);
     type Conn = bool;
-    type Mode = Unlogged;
 
     fn profile(&self) -> Profile<'_> {
         Profile::new("dials again", Framing::Raw)
-    }
-
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
     }
 
     fn accept(&self, (): &mut (), _: &Peer) -> Result<bool, Refused> {

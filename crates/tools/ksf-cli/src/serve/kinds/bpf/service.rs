@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use ksf::framing::Framing;
-use ksf::{Message, Peer, Profile, Refused, Reply, Service, Turn, Unlogged};
+use ksf::{Message, Peer, Profile, Reply, Service};
 use ksf_kernel::{Caller, KernelError, KernelService, Verdict};
 
 /// The service around a loaded object.
@@ -69,24 +69,14 @@ impl ObjectService {
 }
 
 impl Service for ObjectService {
-    type Shard = ();
-    type Conn = ();
-    type Mode = Unlogged;
+    ksf::stateless!();
 
     fn profile(&self) -> Profile<'_> {
         Profile::new(&self.name, self.framing)
     }
 
-    fn start(&self, _: &mut Turn<'_>) -> std::io::Result<()> {
-        Ok(())
-    }
-
     fn fork(&self, (): &()) -> Option<()> {
         Some(())
-    }
-
-    fn accept(&self, (): &mut (), _: &Peer) -> Result<(), Refused> {
-        Ok(())
     }
 
     fn call(&self, (): &mut (), (): &mut (), message: &Message<'_>, reply: &mut Reply<'_>) {
