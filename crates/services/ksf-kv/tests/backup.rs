@@ -279,12 +279,10 @@ fn a_backup_that_breaks_off_leaves_nothing_behind() {
 /// A client that begins a backup and asks for nothing, or asks and does not read, costs the others only room that is there.
 #[test]
 fn a_backup_that_nobody_goes_on_with_gives_way() {
-    own_network();
     const KEYS: usize = 20;
     const ROUNDS: usize = 60;
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         let overwrite = |client: &mut Client, rounds: usize| {
             for round in 0..rounds {

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::common::{Client, Redis, Serving, engines};
-use ksf::engine::EngineKind;
+use crate::common::{Client, Compared, Redis, Serving, engines};
 use ksf::limits::Limits;
 use ksf_test::{own_network, stream, wait_until};
 
@@ -193,22 +192,16 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
 
 #[test]
 fn questions_about_the_connection_are_answered_as_by_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let peer = &mut redis.client;
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(mut both) = Compared::start() else { return };
     for version in ["2", "3"] {
         // The numbers of the connections differ.
-        let hello = format!("HELLO {version}");
-        let without_id = |text: &str| text.replace(&format!(" id {}", number_behind(text, " id ")), "");
-        assert_eq!(without_id(&client.ask(&hello)), without_id(&peer.ask(&hello)), "{hello}");
-        for question in SAME_AS_REDIS {
-            assert_eq!(client.ask(question), peer.ask(question), "RESP{version}: {question}");
-        }
+        let [ours, theirs] = both
+            .ask(&format!("HELLO {version}"))
+            .map(|told| told.replace(&format!(" id {}", number_behind(&told, " id ")), ""));
+        assert_eq!(ours, theirs, "HELLO {version}");
+        both.assert_same(SAME_AS_REDIS);
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 /// What stands behind a word, up to a space.
@@ -254,66 +247,53 @@ fn arguments<'d>(docs: &'d str, name: &str) -> Option<&'d str> {
 
 #[test]
 fn commands_are_told_of_as_by_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let peer = &mut redis.client;
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(mut both) = Compared::start() else { return };
     for version in ["2", "3"] {
-        client.ask(&format!("HELLO {version}"));
-        peer.ask(&format!("HELLO {version}"));
-        let all = names(&mut client, "");
+        both.ask(&format!("HELLO {version}"));
+        let all = names(&mut both.client, "");
         let (subcommands, commands): (Vec<_>, Vec<_>) = all.iter().partition(|name| name.contains('|'));
         assert!(commands.len() > 130 && subcommands.len() > 30, "{} {}", commands.len(), subcommands.len());
-        assert_eq!(client.ask("COMMAND COUNT"), format!(":{}", commands.len()));
+        assert_eq!(both.client.ask("COMMAND COUNT"), format!(":{}", commands.len()));
         // Of Redis 7.2, or no command of Redis.
         let is_newer = |name: &str| matches!(name, "client|setinfo" | "client|no-touch") || name.starts_with("ksf.");
         let shared: Vec<&String> = all.iter().filter(|name| !is_newer(name)).collect();
         for name in &shared {
-            let [ours, theirs] =
-                [client.ask(&format!("COMMAND INFO {name}")), without_notes(peer.ask(&format!("COMMAND INFO {name}")))];
+            let [ours, theirs] = both.ask(&format!("COMMAND INFO {name}"));
+            let theirs = without_notes(theirs);
             // Of a command with subcommands, these are compared one by one.
             let first = |text: &str| text.split(&format!("{name}|")).next().map(str::to_owned);
             assert_eq!(first(&ours), first(&theirs), "RESP{version}: {name}");
-            let [ours, theirs] =
-                [client.ask(&format!("COMMAND DOCS {name}")), peer.ask(&format!("COMMAND DOCS {name}"))];
+            let [ours, theirs] = both.ask(&format!("COMMAND DOCS {name}"));
             assert_eq!(history(&ours), history(&theirs), "RESP{version}: {name}");
             assert_eq!(arguments(&ours, name), arguments(&theirs, name), "RESP{version}: {name}");
         }
-        let everything = client.ask("COMMAND");
-        assert_eq!(everything, client.ask("COMMAND INFO"));
+        let everything = both.client.ask("COMMAND");
+        assert_eq!(everything, both.client.ask("COMMAND INFO"));
         assert!(commands.iter().all(|name| everything.contains(&format!("[{name} :"))), "{everything}");
-        let docs = client.ask("COMMAND DOCS");
+        let docs = both.client.ask("COMMAND DOCS");
         assert!(all.iter().all(|name| docs.contains(&format!("{name} [summary "))), "{docs}");
         for category in
             ["string", "hash", "list", "set", "sortedset", "connection", "transaction", "dangerous", "write"]
         {
             let filter = format!(" FILTERBY ACLCAT {category}");
-            let [ours, theirs] = [names(&mut client, &filter), names(peer, &filter)];
+            let [ours, theirs] = [names(&mut both.client, &filter), names(&mut both.redis.client, &filter)];
             let theirs: Vec<_> = theirs.into_iter().filter(|name| all.contains(name)).collect();
             let ours: Vec<_> = ours.into_iter().filter(|name| !is_newer(name)).collect();
             assert_eq!(ours, theirs, "{category}");
         }
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 #[test]
 fn a_connection_tells_of_itself_as_redis_does() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let peer = &mut redis.client;
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(mut both) = Compared::start() else { return };
     for before in [&["HELLO 2"][..], &["HELLO 3 SETNAME me"], &["CLIENT SETNAME other"], &["RESET", "GET a"]] {
         for question in before {
-            client.ask(question);
-            peer.ask(question);
+            both.ask(question);
         }
         for question in ["CLIENT INFO", "CLIENT LIST", "CLIENT LIST TYPE normal"] {
-            let [ours, theirs] = [client.ask(question), peer.ask(question)];
+            let [ours, theirs] = both.ask(question);
             assert!(ours.ends_with('\n') && ours.lines().count() == 1, "{ours}");
             for key in ["name", "age", "idle", "db", "sub", "psub", "ssub", "multi", "cmd", "user", "redir", "resp"] {
                 let key = format!(" {key}=");
@@ -324,15 +304,13 @@ fn a_connection_tells_of_itself_as_redis_does() {
             }
         }
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 #[test]
 fn clients_see_each_other_with_what_they_said_and_do() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let (mut one, mut other) = (serving.connect(), serving.connect());
         let [one_id, other_id] = [&mut one, &mut other].map(|client| client.ask("CLIENT ID"));
         assert_ne!(one_id, other_id);
@@ -372,10 +350,8 @@ fn clients_see_each_other_with_what_they_said_and_do() {
 
 #[test]
 fn a_killed_connection_ends_though_it_asks_for_nothing() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut one = serving.connect();
         let mut others: Vec<Client> = (0..8).map(|_| serving.connect()).collect();
         let ids: Vec<String> = others.iter_mut().map(|other| other.ask("CLIENT ID")).collect();
@@ -407,14 +383,11 @@ fn a_killed_connection_ends_though_it_asks_for_nothing() {
 
 #[test]
 fn commands_are_carried_out_without_a_reply_where_none_is_wanted() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let ours = in_silence(&mut serving.connect());
-    assert_eq!(ours, in_silence(&mut redis.client));
+    let Some(mut both) = Compared::start() else { return };
+    let ours = in_silence(&mut both.client);
+    assert_eq!(ours, in_silence(&mut both.redis.client));
     assert_eq!(ours, ["1 after OFF", "2 after SKIP", "+OK", "+PONG", "nil", "+OK", ":2"]);
-    serving.stop();
+    both.serving.stop();
 }
 
 /// The replies to a conversation in which some commands are not answered.
@@ -494,11 +467,9 @@ fn a_wait_for_replicas_takes_its_time_as_with_redis() {
 /// While a pause is on, no command is carried out, or none that writes, on any connection; then all are, in their order.
 #[test]
 fn a_pause_holds_commands_up_as_with_redis() {
-    own_network();
     let mut redis = Redis::start();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         let wanted = Duration::from_millis(60 - MILLISECOND);
         let check = |asked: Instant, who: &str| assert!(asked.elapsed() >= wanted, "{engine}, {who}: it did not wait");
@@ -538,16 +509,13 @@ fn a_pause_holds_commands_up_as_with_redis() {
 /// What exporters look at has the names that it has with Redis, and the values are of the same kind.
 #[test]
 fn persistence_is_told_of_in_the_words_of_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start_with(&["--appendonly", "yes"]) else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let (ours, theirs) = (serving.connect().ask("INFO persistence"), redis.client.ask("INFO persistence"));
+    let Some(mut both) = Compared::start_with(&["--appendonly", "yes"]) else { return };
+    let replies = both.ask("INFO persistence");
     let fields = |text: &str| -> BTreeMap<String, String> {
         let fields = text.lines().filter_map(|line| line.split_once(':'));
         fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     };
-    let (ours, theirs) = (fields(&ours), fields(&theirs));
+    let [ours, theirs] = replies.map(|reply| fields(&reply));
     for (name, value) in ours.iter().filter(|(name, _)| !name.starts_with("ksf_")) {
         let other = theirs.get(name).unwrap_or_else(|| panic!("Redis tells of no {name}: {theirs:?}"));
         assert_eq!(value.parse::<i64>().is_ok(), other.parse::<i64>().is_ok(), "{name}: {value}, {other}");
@@ -556,5 +524,5 @@ fn persistence_is_told_of_in_the_words_of_redis() {
         assert_eq!(ours.get(name), theirs.get(name), "{name}");
     }
     assert!(ours["aof_current_size"].parse::<u64>().unwrap() >= 6 << 20, "{ours:?}");
-    serving.stop();
+    both.serving.stop();
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use crate::common::{Client, Redis, Serving, engines};
+use crate::common::{Client, Compared, Redis, Serving, engines};
 use crate::{connections, keys};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
@@ -1008,11 +1008,7 @@ const FRACTIONS: [&str; 43] = [
 
 #[test]
 fn fractions_are_read_as_in_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(Compared { serving, mut client, mut redis }) = Compared::start() else { return };
     for text in FRACTIONS {
         let (open, of_score) = (format!("({text}"), [text, "m"]);
         let questions: Vec<Vec<&str>> = vec![
@@ -1045,11 +1041,7 @@ fn fractions_are_read_as_in_redis() {
 /// Names and options may be any bytes.
 #[test]
 fn errors_name_unknown_words_as_in_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(Compared { serving, mut client, mut redis }) = Compared::start() else { return };
     let (long, name) = ([b'a'; 200], [b'n'; 130]);
     let questions: [&[&[u8]]; 10] = [
         &[b"\xff\xfebad", b"\xe9", b"x\r\ny"],
@@ -1329,10 +1321,8 @@ const KEYS: [(&str, &str); 12] = [
 /// `EXEC` returns null after a command that touched a watched key, also one that was created and removed since `WATCH`.
 #[test]
 fn watched_keys_are_touched_by_the_same_commands_as_in_redis() {
-    own_network();
     let Some(redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let serving = Serving::fresh(EngineKind::Epoll);
     let socket = redis.folder.path("redis");
     let mut ours: Vec<_> = (0..=KEYS.len()).map(|_| serving.connect()).collect();
     let connect = |_| Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
@@ -1373,9 +1363,7 @@ fn touched<S: Read + Write>(clients: &mut [Client<S>], touching: &str) -> Vec<St
 /// A lease that has expired may be taken with `WATCH`, whether the store has removed it by then or not.
 #[test]
 fn the_removal_of_an_expired_key_ends_no_transaction() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let serving = Serving::fresh(EngineKind::Epoll);
     let (mut client, mut other) = (serving.connect(), serving.connect());
     for lease in 0..50 {
         client.ask(&format!("SET {lease} a PX 1"));
@@ -1389,38 +1377,25 @@ fn the_removal_of_an_expired_key_ends_no_transaction() {
 
 #[test]
 fn saves_memory_and_the_end_of_a_connection_are_answered_as_by_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
-    let mut different = Vec::new();
-    for question in ONCE_AS_REDIS {
-        let (is, wanted) = (client.ask(question), redis.client.ask(question));
-        if is != wanted {
-            different.push(format!("{question}\n  is     {is}\n  wanted {wanted}"));
-        }
-    }
-    assert!(different.is_empty(), "{}", different.join("\n"));
+    let Some(mut both) = Compared::start() else { return };
+    both.assert_same(ONCE_AS_REDIS);
     // QUIT was the last one.
-    assert_eq!((stream::read_rest(&mut client.0), stream::read_rest(&mut redis.client.0)), (vec![], vec![]));
-    let mut client = serving.connect();
-    let mut peer = Client(BufReader::new(UnixStream::connect(redis.folder.path("redis")).unwrap()));
+    assert_eq!((stream::read_rest(&mut both.client.0), stream::read_rest(&mut both.redis.client.0)), (vec![], vec![]));
+    both.client = both.serving.connect();
+    both.redis.client = Client(BufReader::new(UnixStream::connect(both.redis.folder.path("redis")).unwrap()));
     // The numbers differ.
     for question in ["LASTSAVE", "MEMORY USAGE only", "MEMORY USAGE only SAMPLES 0"] {
-        for reply in [client.ask(question), peer.ask(question)] {
+        for reply in both.ask(question) {
             assert!(reply.strip_prefix(':').is_some_and(|number| number.parse::<u64>().is_ok()), "{question}: {reply}");
         }
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 /// Whoever adds a command adds lines to the lists that are compared with Redis.
 #[test]
 fn every_command_is_in_a_list_that_is_compared_with_redis() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let serving = Serving::fresh(EngineKind::Epoll);
     let mut client = serving.connect();
     let listed = client.ask("COMMAND LIST");
     let all: Vec<&str> = listed.trim_matches(['[', ']']).split(' ').collect();
@@ -1459,36 +1434,16 @@ fn every_command_is_in_a_list_that_is_compared_with_redis() {
 
 #[test]
 fn replies_are_those_of_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let peer = &mut redis.client;
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(mut both) = Compared::start() else { return };
     for version in ["2", "3"] {
-        client.ask(&format!("HELLO {version}"));
-        peer.ask(&format!("HELLO {version}"));
-        // Redis returns keys in the order of its hash.
-        let sorted = |question: &str, reply: String| {
-            let mut words: Vec<&str> = reply.trim_matches(['[', ']']).split(' ').collect();
-            words.sort_unstable();
-            if question.starts_with("KEYS ") { words.join(" ") } else { reply }
-        };
-        let mut different = Vec::new();
-        for question in SAME_AS_REDIS {
-            let (is, wanted) = (sorted(question, client.ask(question)), sorted(question, peer.ask(question)));
-            if is != wanted {
-                different.push(format!("RESP{version} {question}\n  is     {is}\n  wanted {wanted}"));
-            }
+        both.ask(&format!("HELLO {version}"));
+        both.assert_same(SAME_AS_REDIS);
+        for key in both.redis.client.ask("KEYS *").trim_matches(['[', ']']).split(' ') {
+            assert_eq!(both.ask(&format!("DEL {key}"))[0], ":1", "RESP{version}: {key}");
         }
-        assert!(different.is_empty(), "{}", different.join("\n"));
-        for key in peer.ask("KEYS *").trim_matches(['[', ']']).split(' ') {
-            assert_eq!(client.ask(&format!("DEL {key}")), ":1", "RESP{version}: {key}");
-            peer.ask(&format!("DEL {key}"));
-        }
-        assert_eq!(client.ask("DBSIZE"), ":0", "RESP{version}");
+        assert_eq!(both.client.ask("DBSIZE"), ":0", "RESP{version}");
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 #[test]
@@ -1527,12 +1482,10 @@ fn all_of<S: Read + Write>(mut stream: S, bytes: &[u8], shutdown: impl Fn(&S)) -
 
 #[test]
 fn malformed_commands_get_the_replies_of_redis() {
-    own_network();
     let Some(redis) = Redis::start() else { return };
     let socket = redis.folder.path("redis");
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         for text in SAME_BYTES_AS_REDIS {
             let theirs = UnixStream::connect(&socket).unwrap();
             let theirs = all_of(theirs, text.as_bytes(), |stream| stream.shutdown(Shutdown::Write).unwrap());
@@ -1550,9 +1503,8 @@ fn command_with_more_than_a_million_arguments_is_carried_out() {
     const KEYS: usize = 1_050_000;
     own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
         let limits = Limits { message_bytes_max: 8 << 20, connection_bytes_max: 8 << 20, ..Limits::default() };
-        let serving = Serving::start_with(engine, folder.path(), limits);
+        let serving = Serving::fresh_with(engine, limits);
         let mut client = serving.connect();
         client.ask("SET a 1");
         let command = [format!("*{}\r\n$3\r\nDEL\r\n", KEYS + 1).into_bytes(), b"$1\r\na\r\n".repeat(KEYS)].concat();

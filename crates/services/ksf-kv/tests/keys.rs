@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::{Client, Redis, Serving, assert_the_same_after_starts, engines, engines_of_effort};
+use crate::common::{Client, Compared, Serving, assert_the_same_after_starts, engines, engines_of_effort};
 use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 
@@ -359,39 +359,21 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
 
 #[test]
 fn keys_are_answered_for_as_redis_does() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
-    let mut different = Vec::new();
+    let Some(mut both) = Compared::start() else { return };
     for version in ["2", "3"] {
-        client.ask(&format!("HELLO {version}"));
-        redis.client.ask(&format!("HELLO {version}"));
-        for question in SAME_AS_REDIS {
-            let (is, wanted) = (client.ask(question), redis.client.ask(question));
-            if is != wanted {
-                different.push(format!("RESP{version} {question}\n  is     {is}\n  wanted {wanted}"));
-            }
-        }
-        let count = |reply: String| reply.split(' ').count();
-        assert_eq!(count(client.ask("KEYS *")), count(redis.client.ask("KEYS *")), "RESP{version}");
-        for question in ["FLUSHALL", "DBSIZE", "RANDOMKEY", "SCAN 0"] {
-            assert_eq!(client.ask(question), redis.client.ask(question), "RESP{version} {question}");
-        }
+        both.ask(&format!("HELLO {version}"));
+        both.assert_same(SAME_AS_REDIS);
+        let [ours, theirs] = both.ask("KEYS *").map(|reply| reply.split(' ').count());
+        assert_eq!(ours, theirs, "RESP{version}");
+        both.assert_same(&["FLUSHALL", "DBSIZE", "RANDOMKEY", "SCAN 0"]);
     }
-    assert!(different.is_empty(), "{}", different.join("\n"));
-    serving.stop();
+    both.serving.stop();
 }
 
 /// Redis computes with more bits than a double has, and so does the store.
 #[test]
 fn sums_are_those_of_redis() {
-    own_network();
-    let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
-    let mut client = serving.connect();
+    let Some(mut both) = Compared::start() else { return };
     let mut random = Random::of_test(3);
     let mut number = || {
         let (digits, sign) = (random.within(0..=18) as u32, random.pick(&["", "-"]));
@@ -409,10 +391,11 @@ fn sums_are_those_of_redis() {
             format!("INCRBYFLOAT n {}", number()),
             format!("INCRBYFLOAT n {}", number()),
         ] {
-            assert_eq!(client.ask(&question), redis.client.ask(&question), "{question}");
+            let [ours, theirs] = both.ask(&question);
+            assert_eq!(ours, theirs, "{question}");
         }
     }
-    serving.stop();
+    both.serving.stop();
 }
 
 /// Asks for a step of a walk. Returns the cursor and what was shown.
@@ -472,10 +455,8 @@ fn comes(number: usize) -> String {
 
 #[test]
 fn a_walk_shows_every_key_that_is_there_all_the_time() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         pipeline(&mut client, (0..MANY).map(|number| format!("MSET {} v {} v", stays(number), goes(number))));
         assert_eq!(client.ask("HSET hash a 1"), ":1");
@@ -501,10 +482,8 @@ fn a_walk_shows_every_key_that_is_there_all_the_time() {
 
 #[test]
 fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
-    own_network();
     for engine in engines_of_effort() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         for (walks, add, take) in [("HSCAN", "HSET", "HDEL"), ("SSCAN", "SADD", "SREM"), ("ZSCAN", "ZADD", "ZREM")] {
             let put = |key: &str, member: &str, score: &str| match add {
@@ -617,12 +596,10 @@ fn renamed_and_copied_keys_are_there_after_every_start() {
 /// What is copied is one append to the log. What it cannot take changes nothing.
 #[test]
 fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
-    own_network();
     const FIELDS: usize = 80;
     let value = "v".repeat(15_000);
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         for field in 0..FIELDS {
             client.send(&["HSET", "hash", &field.to_string(), &value]);
@@ -650,10 +627,8 @@ fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
 
 #[test]
 fn any_key_is_drawn() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         client.ask("MSET a 1 b 2 gone 3");
         client.ask("HSET c f 1");
@@ -669,9 +644,7 @@ fn any_key_is_drawn() {
 /// They look at all keys, of which a transaction has some locked.
 #[test]
 fn a_transaction_takes_no_command_that_looks_at_all_keys() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let serving = Serving::start(EngineKind::Epoll, folder.path());
+    let serving = Serving::fresh(EngineKind::Epoll);
     let mut client = serving.connect();
     let of_all = ["SCAN 0", "RANDOMKEY", "KEYS *", "FLUSHALL", "FLUSHDB ASYNC", "INFO"];
     for command in of_all {

@@ -278,11 +278,9 @@ fn overwriting_for_ever_stays_within_the_logs() {
 
 #[test]
 fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
-    own_network();
     let value = "v".repeat(20_000);
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         let set = |client: &mut Client, key: usize| {
             client.send(&["SET", &key.to_string(), &value]);
@@ -441,11 +439,9 @@ fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
 /// Nobody asks for anything: the store itself looks when the next key ends.
 #[test]
 fn keys_that_have_ended_are_taken_out_of_an_idle_store() {
-    own_network();
     const KEYS: usize = 1000;
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         for key in 0..KEYS {
             client.send(&["SET", &format!("ends-{key}"), "value", "PX", "400"]);
@@ -461,10 +457,8 @@ fn keys_that_have_ended_are_taken_out_of_an_idle_store() {
 
 #[test]
 fn malformed_commands_are_told_and_end_the_connection() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = Serving::start(engine, folder.path());
+        let serving = Serving::fresh(engine);
         let mut client = serving.connect();
         client.0.get_mut().write_all(b"*1\r\n:3\r\n").unwrap();
         assert_eq!(client.reply(), "-ERR Protocol error: expected '$', got ':'", "{engine}");

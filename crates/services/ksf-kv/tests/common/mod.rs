@@ -16,7 +16,8 @@ use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
 use ksf_kv::disk::{Disk, DiskOptions};
 use ksf_kv::{Kv, Settings};
-use ksf_test::{Folder, Running, effort, program_or_skip, stream, wait_until, working};
+use ksf_test::{Folder, Running, effort, own_network, program_or_skip, stream, wait_until, working};
+use tempfile::TempDir;
 
 /// The engines that work here.
 pub(crate) fn engines() -> Vec<EngineKind> {
@@ -35,9 +36,23 @@ pub(crate) struct Serving {
     pub(crate) server: Server,
     service: Arc<Kv>,
     limits: Limits,
+    /// Its own folder, if it has one.
+    folder: Option<TempDir>,
 }
 
 impl Serving {
+    /// On a new folder, in a network of the test's own.
+    pub(crate) fn fresh(engine: EngineKind) -> Self {
+        Self::fresh_with(engine, Limits::default())
+    }
+
+    pub(crate) fn fresh_with(engine: EngineKind, limits: Limits) -> Self {
+        own_network();
+        let folder = tempfile::tempdir().unwrap();
+        let serving = Self::start_with(engine, folder.path(), limits);
+        Self { folder: Some(folder), ..serving }
+    }
+
     pub(crate) fn start(engine: EngineKind, folder: &Path) -> Self {
         Self::start_with(engine, folder, Limits::default())
     }
@@ -87,7 +102,7 @@ impl Serving {
         let service = Arc::new(kv);
         let builder = Server::builder().engine(engine).cpus(Some(cpus)).limits(limits.clone());
         let server = builder.listen("tcp:127.0.0.1:0".parse().unwrap(), Arc::clone(&service), None).start().unwrap();
-        Self { server, service, limits }
+        Self { server, service, limits, folder: None }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -104,6 +119,7 @@ impl Serving {
         self.server.set_limits(&Limits { linger_timeout_ms: 0, ..self.limits }.into());
         self.server.drain().unwrap();
         drop(self.service);
+        drop(self.folder);
     }
 }
 
@@ -195,6 +211,49 @@ impl Redis {
         wait_until("Redis listens", || UnixStream::connect(&socket).is_ok());
         let client = Client(BufReader::new(UnixStream::connect(&socket).unwrap()));
         Some(Self { client, _running: running, folder })
+    }
+}
+
+/// A server on a new folder, and Redis, each with a client.
+pub(crate) struct Compared {
+    pub(crate) serving: Serving,
+    pub(crate) client: Client,
+    pub(crate) redis: Redis,
+}
+
+impl Compared {
+    /// `None`: Redis is not installed; the test reports that it was skipped.
+    pub(crate) fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// With more options for Redis.
+    pub(crate) fn start_with(options: &[&str]) -> Option<Self> {
+        let redis = Redis::start_with(options)?;
+        let serving = Serving::fresh(EngineKind::Epoll);
+        let client = serving.connect();
+        Some(Self { serving, client, redis })
+    }
+
+    /// Sends a command to both. Returns the reply of the server, then that of Redis.
+    pub(crate) fn ask(&mut self, question: &str) -> [String; 2] {
+        [self.client.ask(question), self.redis.client.ask(question)]
+    }
+
+    /// Sends commands to both. Lists all that have different replies; `KEYS` may return the keys in any order.
+    pub(crate) fn assert_same(&mut self, questions: &[&str]) {
+        let mut different = Vec::new();
+        for question in questions {
+            let [is, wanted] = self.ask(question).map(|reply| {
+                let mut words: Vec<&str> = reply.trim_matches(['[', ']']).split(' ').collect();
+                words.sort_unstable();
+                if question.starts_with("KEYS ") { words.join(" ") } else { reply }
+            });
+            if is != wanted {
+                different.push(format!("{question}\n  is     {is}\n  wanted {wanted}"));
+            }
+        }
+        assert!(different.is_empty(), "{}", different.join("\n"));
     }
 }
 
