@@ -229,7 +229,6 @@ impl Builder {
             mailboxes: Arc::default(),
             connections: Arc::new(OpenConnections::new(listener_limits.len())),
             drain_timeout_ms: AtomicU64::new(self.limits.drain_timeout_ms),
-            started: now(),
         };
         let limits = ServerLimits::new(self.limits, listener_limits);
         for (number, listeners) in per_shard.into_iter().enumerate() {
@@ -318,7 +317,6 @@ pub struct Server {
     connections: Arc<OpenConnections>,
     /// As in the limits the shards have.
     drain_timeout_ms: AtomicU64,
-    started: crate::limits::Time,
 }
 
 impl Server {
@@ -357,11 +355,6 @@ impl Server {
     /// Connections open now.
     pub fn connections(&self) -> usize {
         self.connections.sum()
-    }
-
-    /// Time since the start.
-    pub fn uptime(&self) -> Duration {
-        now().since(self.started)
     }
 
     /// Counters of the shards, summed.

@@ -100,11 +100,6 @@ impl<'a> Turn<'a> {
         self.env.answer(deferred, Answer::Chunk(body));
     }
 
-    /// The same between a head and an end: [`Reply::parts`](crate::Reply::parts).
-    pub fn reply_parts(&mut self, deferred: Deferred, head: Vec<u8>, body: Chunk, end: &'static [u8]) {
-        self.env.answer(deferred, Answer::Parts(head, body, end));
-    }
-
     /// Answers a deferred message with the pieces that `write` adds: [`Reply::pieces`](crate::Reply::pieces).
     ///
     /// # Errors

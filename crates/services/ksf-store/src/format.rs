@@ -227,11 +227,6 @@ pub fn meaningful_bytes(written: &[u8]) -> usize {
 }
 
 impl SegmentHeader {
-    /// Segments that [`live`](Self::live) can name in a block of this size.
-    pub fn live_max(block_bytes: usize) -> usize {
-        (block_bytes - HEADER_BYTES) / 8
-    }
-
     /// The first block of the segment.
     pub fn encode(&self) -> Vec<u8> {
         let mut block = Vec::with_capacity(self.block_bytes as usize);

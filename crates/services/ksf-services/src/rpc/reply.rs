@@ -264,15 +264,6 @@ impl RpcDeferred {
         self.deferred.reply_parts(head, data, end);
     }
 
-    /// The same in this turn, on the shard's own thread.
-    pub fn results_with_in<F>(self, turn: &mut Turn<'_>, write: F, data: Chunk)
-    where
-        F: FnOnce(&mut Vec<u8>),
-    {
-        let (head, end) = self.parts(write, &data);
-        turn.reply_parts(self.deferred, head, data, end);
-    }
-
     /// As [`RpcReply::results_pieces`].
     ///
     /// # Errors

@@ -421,11 +421,6 @@ impl Leaf {
         (from..self.len()).filter_map(|at| self.entry(at))
     }
 
-    /// The last key.
-    pub fn last_key(&self) -> Option<&[u8]> {
-        self.slots.last().map(|slot| self.key(slot))
-    }
-
     /// Sets what a key has.
     pub fn set(&mut self, entry: &Entry<'_>) {
         self.set_near(entry, NOWHERE);
