@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::export::{Calls, Place, call, opaque};
+use crate::support::export::{Calls, Place, call, on_each_listener, opaque};
 use crate::support::{Server, engines, run, stderr, stdout, value};
 use ksf_proto::oncrpc::{NFS_PROGRAM, Reply};
 use ksf_proto::xdr::{XdrReader, XdrWrite as _};
@@ -236,41 +236,28 @@ fn write_bytes_max(connection: &mut TcpStream, root: &[u8]) -> usize {
 /// READ and WRITE of the size that FSINFO reports are done, whatever limits the listener has.
 #[test]
 fn reads_and_writes_of_the_reported_size_are_done_at_each_listener() {
-    for (engine, more) in engines().into_iter().flat_map(|engine| {
-        let own = "tcp:127.0.0.1:0,message_bytes_max=64k";
-        [(engine, vec!["--listen", own]), (engine, vec!["--connection-bytes-max", "256k"])]
-    }) {
-        let place = Place::new();
-        let file = place.0.write("limits.toml", "message_bytes_max = \"1088k\"\n");
-        let more = [&more[..], &["--config-limits", file.to_str().unwrap()]].concat();
-        let listeners = more.iter().filter(|word| **word == "--listen").count() + 1;
-        let mut server = place.start_listening(("nfs", 0), engine, ",squash=all,anon=0:0", &more, listeners);
-        let is_small = listeners == 1;
-        let plain = (server.address(" tcp "), if is_small { 252 << 10 } else { 1 << 20 });
-        let own = (!is_small).then(|| (server.address("message_bytes_max=65536"), 60 << 10));
+    on_each_listener("nfs", |place, listeners, reload| {
+        let calls = Calls(listeners[0].0);
+        let root = calls.mount(place.export().to_str().unwrap());
+        let made = calls.create(&root, "file");
+        let reported = |message_bytes: usize| (message_bytes - (4 << 10)).min(1 << 20);
         let mut clients: Vec<_> =
-            [plain].into_iter().chain(own).map(|(address, bytes)| (stream::connect(address), bytes)).collect();
-        let root = Calls(plain.0).mount(place.export().to_str().unwrap());
-        let made = Calls(plain.0).create(&root, "file");
-        let transfer = |clients: &mut [(TcpStream, usize)]| {
-            for (connection, bytes) in clients {
-                assert_eq!(write_bytes_max(connection, &root), *bytes, "{engine} {more:?}");
+            listeners.iter().map(|(address, bytes)| (stream::connect(*address), reported(*bytes))).collect();
+        let mut transfer = || {
+            for (connection, bytes) in &mut clients {
+                assert_eq!(write_bytes_max(connection, &root), *bytes);
                 let data = [opaque(&made), words(&[0, 0, *bytes as u32, 0]), opaque(&vec![7; *bytes])].concat();
                 assert_eq!(call(connection, NFS_PROGRAM, 7, &data)[..4], [0; 4]);
                 // More than that is cut.
                 let read = call(connection, NFS_PROGRAM, 6, &[opaque(&made), words(&[0, 0, 1 << 20])].concat());
-                assert!(read[..4] == [0; 4] && read.len() >= *bytes, "{engine} {more:?}: {} bytes", read.len());
+                assert!(read[..4] == [0; 4] && read.len() >= *bytes, "{} of {bytes} bytes", read.len());
             }
         };
-        transfer(&mut clients);
+        transfer();
         // Clients have mounted with it, and would send as much for ever.
-        place.0.write("limits.toml", "message_bytes_max = \"32k\"\nidle_timeout_ms = 600000\n");
-        server.signal(Signal::HUP);
-        let line = server.line_with("limits reloaded");
-        assert!(line.contains("changes of message_bytes_max take effect at a restart"), "{line}");
-        transfer(&mut clients);
-        server.stop();
-    }
+        reload();
+        transfer();
+    });
 }
 
 #[test]

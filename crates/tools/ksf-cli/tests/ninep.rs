@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::export::Place;
+use crate::support::export::{Place, on_each_listener};
 use crate::support::{Server, engines, run, stderr, stdout, value};
 use ksf_proto::p9::{Data, IO_HEAD_BYTES, NO_FID, NO_UID, Names, Reply, Request, VERSION};
 use ksf_test::{program_or_skip, wait_until};
@@ -67,41 +67,28 @@ fn mistakes_of_9p_are_told_in_one_line() {
 /// Messages of the agreed size are answered, whatever limits the listener has.
 #[test]
 fn messages_of_the_agreed_size_are_answered_at_each_listener() {
-    for (engine, more) in engines().into_iter().flat_map(|engine| {
-        let own = "tcp:127.0.0.1:0,message_bytes_max=64k";
-        [(engine, vec!["--listen", own]), (engine, vec!["--connection-bytes-max", "256k"])]
-    }) {
-        let place = Place::new();
-        let file = place.0.write("limits.toml", "message_bytes_max = \"1088k\"\n");
-        let more = [&more[..], &["--config-limits", file.to_str().unwrap()]].concat();
-        let listeners = more.iter().filter(|word| **word == "--listen").count() + 1;
-        let mut server = place.start_listening(("9p", 0), engine, ",squash=none", &more, listeners);
-        let is_small = listeners == 1;
-        let plain = (server.address(" tcp "), if is_small { 256 << 10 } else { 1 << 20 });
-        let own = (!is_small).then(|| (server.address("message_bytes_max=65536"), 64 << 10));
-        let mut clients: Vec<_> =
-            [plain].into_iter().chain(own).map(|(address, msize)| (Client::attached_to(address, ""), msize)).collect();
+    on_each_listener("9p", |_, listeners, reload| {
+        let mut clients: Vec<_> = listeners
+            .iter()
+            .map(|(address, bytes)| (Client::attached_to(*address, ""), (*bytes).min(1 << 20)))
+            .collect();
         for (client, msize) in &mut clients {
             client.create(&msize.to_string()).unwrap();
         }
         let transfer = |client: &mut Client, msize: usize| {
             client.ask(Request::Write { fid: 0, offset: 0, data: Data(&vec![7; msize - IO_HEAD_BYTES]) }).unwrap();
             let read = client.ask(Request::Read { fid: 0, offset: 0, count: 1 << 20 }).unwrap();
-            assert!(read.len() > msize - IO_HEAD_BYTES, "{engine} {more:?}: {} bytes", read.len());
+            assert!(read.len() > msize - IO_HEAD_BYTES, "{} of {msize} bytes", read.len());
         };
         clients.iter_mut().for_each(|(client, msize)| transfer(client, *msize));
         // It is agreed on for as long as the connection lives.
-        place.0.write("limits.toml", "message_bytes_max = \"32k\"\nidle_timeout_ms = 600000\n");
-        server.signal(Signal::HUP);
-        let line = server.line_with("limits reloaded");
-        assert!(line.contains("changes of message_bytes_max take effect at a restart"), "{line}");
+        reload();
         for (client, msize) in &mut clients {
             transfer(client, *msize);
             let agreed = client.ask(Request::Version { msize: 1 << 20, version: VERSION }).unwrap();
             assert_eq!(Reply::parse(&agreed).unwrap().1, Reply::Version { msize: *msize as u32, version: VERSION });
         }
-        server.stop();
-    }
+    });
 }
 
 /// The default of --fids-max, as docs/9p.md has it.

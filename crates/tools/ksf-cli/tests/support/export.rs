@@ -10,8 +10,9 @@ use ksf_proto::oncrpc::{CallHeader, MOUNT_PROGRAM, NFS_PROGRAM, OpaqueAuth, Repl
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::{read_record, words};
 use ksf_test::stream;
+use rustix::process::Signal;
 
-use super::{Folder, Server};
+use super::{Folder, Server, engines};
 
 /// An export with its state beside it.
 pub(crate) struct Place(pub(crate) Folder);
@@ -57,6 +58,38 @@ impl Place {
         let args = [kind, "--engine", engine, "--listen", &listen, "--export", &export, "--state"];
         let args: Vec<&str> = args.into_iter().chain([state.to_str().unwrap()]).chain(more.iter().copied()).collect();
         Server::start(&args, listeners)
+    }
+}
+
+/// Listeners by a part of their line at the start, each with the bytes of the longest message.
+type Listeners = &'static [(&'static str, usize)];
+
+/// Options of a server, and its listeners.
+const LISTENERS: [(&[&str], Listeners); 2] = [
+    (
+        &["--listen", "tcp:127.0.0.1:0,message_bytes_max=64k"],
+        &[(" tcp ", 1088 << 10), ("message_bytes_max=65536", 64 << 10)],
+    ),
+    (&["--connection-bytes-max", "256k"], &[(" tcp ", 256 << 10)]),
+];
+
+/// Runs a test with servers of this kind. It gets their addresses, each with the bytes of the longest message there, and a function
+/// that lowers the limit in the file and reloads it.
+pub(crate) fn on_each_listener(kind: &str, test: impl Fn(&Place, &[(SocketAddr, usize)], &mut dyn FnMut())) {
+    for (engine, (options, listeners)) in engines().into_iter().flat_map(|engine| LISTENERS.map(|row| (engine, row))) {
+        eprintln!("{kind} on {engine} with {options:?}");
+        let place = Place::new();
+        let file = place.0.write("limits.toml", "message_bytes_max = \"1088k\"\n");
+        let more = [options, &["--config-limits", file.to_str().unwrap()]].concat();
+        let mut server = place.start_listening((kind, 0), engine, ",squash=all,anon=0:0", &more, listeners.len());
+        let addresses: Vec<_> = listeners.iter().map(|(line, bytes)| (server.address(line), *bytes)).collect();
+        test(&place, &addresses, &mut || {
+            place.0.write("limits.toml", "message_bytes_max = \"32k\"\nidle_timeout_ms = 600000\n");
+            server.signal(Signal::HUP);
+            let line = server.line_with("limits reloaded");
+            assert!(line.contains("changes of message_bytes_max take effect at a restart"), "{line}");
+        });
+        server.stop();
     }
 }
 
