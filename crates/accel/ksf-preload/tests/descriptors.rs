@@ -22,8 +22,7 @@ fn is_served(actors: &mut Actors, port: u16, epoll: i64, listener: i64) {
 
 #[test]
 fn the_program_gets_the_numbers_it_would_get_without_the_library() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     let mut with = Actors::start(&holder);
     let mut without = Actors::start_as(std::process::Command::new(compiled("actor")));
     for actors in [&mut with, &mut without] {
@@ -43,8 +42,7 @@ fn the_program_gets_the_numbers_it_would_get_without_the_library() {
 
 #[test]
 fn closing_everything_by_range_leaves_the_library_what_it_needs() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     for (close, from) in [("close_range 4 4294967295 0", "close_range 3 4294967295 0"), ("closefrom 4", "closefrom 3")]
     {
         let mut actors = Actors::start(&holder);
@@ -99,8 +97,7 @@ fn the_librarys_own_descriptors_cannot_be_closed_by_number() {
 
 #[test]
 fn dup2_onto_the_librarys_descriptors_moves_them() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     for call in ["dup2 1 FD", "dup3 1 FD 524288"] {
         let mut actors = Actors::start(&holder);
         let (listener, port, epoll) = worker(&mut actors, &holder);
@@ -150,8 +147,7 @@ fn dup2_that_fails_changes_nothing() {
 
 #[test]
 fn a_duplicate_is_the_same_listener() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     let duplicates = [
         "dup L".to_owned(),
         "dup2 L 20".into(),
@@ -178,8 +174,7 @@ fn a_duplicate_is_the_same_listener() {
 
 #[test]
 fn numbers_that_change_their_meaning_unseen_are_not_believed() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     for close in ["rawclose", "fclose"] {
         let mut actors = Actors::start(&holder);
         let (first, old_port, epoll) = worker(&mut actors, &holder);
@@ -224,8 +219,7 @@ fn queues_that_were_closed_unseen_are_given_up() {
 
 #[test]
 fn a_low_descriptor_limit_leaves_the_program_unharmed() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     let mut shell = accelerated("/bin/sh", &holder);
     // The actor's own pipes take numbers below 1000.
     shell.args(["-c", "ulimit -n 64; exec \"$0\""]).arg(compiled("actor"));

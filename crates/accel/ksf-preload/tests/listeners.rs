@@ -22,8 +22,7 @@ fn closing_the_listener_frees_its_port_and_resets_what_waits() {
 
 #[test]
 fn a_port_can_be_listened_on_again_at_once() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let mut server = Server::start(&holder, "prefork-epoll", 2);
     wait_ready(&holder, 2);
     let port = server.port;
@@ -140,8 +139,7 @@ fn programs_that_share_a_port_by_themselves_keep_their_sockets_as_queues() {
 
 #[test]
 fn the_queue_of_a_killed_worker_with_its_own_socket_is_rescued() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let mut actors = Actors::start(&holder);
     for child in [1, 2] {
         actors.zero(0, &format!("fork {child}"));

@@ -103,8 +103,7 @@ const WAYS: [&str; 12] = [
 
 #[test]
 fn a_program_that_starts_itself_with_a_cleaned_environment_keeps_the_library() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let wanted = format!("LD_PRELOAD={}\nKSF_ACCEL={}\nOTHER=1\n", library().display(), holder.environment());
     for way in WAYS {
         assert_eq!(variables_after(&[way, "self"], None, &holder), wanted, "{way}");
@@ -123,8 +122,7 @@ fn a_program_that_starts_itself_with_a_cleaned_environment_keeps_the_library() {
 
 #[test]
 fn nothing_comes_back_into_the_environment_of_another_program_or_user() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     for way in WAYS.into_iter().chain(["system"]) {
         assert_eq!(variables_after(&[way, "other"], None, &holder), "OTHER=1\n", "{way}");
         for user in ["33", "65534"] {
@@ -150,8 +148,7 @@ fn nothing_comes_back_into_the_environment_of_another_program_or_user() {
 
 #[test]
 fn a_program_of_another_user_is_not_admitted_though_it_has_the_variables() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let mut command = accelerated("setpriv", &holder);
     command.args(["--reuid=65534", "--clear-groups"]).arg(compiled("server"));
     let server = Server::start_as(command, "prefork-epoll", 2, 0);
@@ -200,8 +197,7 @@ fn what_libc_starts_by_itself_is_not_bound_to_the_workers_cpu() {
 
 #[test]
 fn a_program_that_becomes_another_takes_its_listener_along() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let mut actors = Actors::start(&holder);
     let (listener, port, epoll) = worker(&mut actors, &holder);
     let waiting: Vec<Client> = (0..5).map(|_| Client::connect(port, 'w')).collect();
@@ -236,8 +232,7 @@ fn a_daemon_that_closes_everything_keeps_its_queues() {
 
 #[test]
 fn a_server_that_gives_up_its_rights_keeps_its_queues() {
-    let Some(()) = own_network() else { return };
-    let holder = patient();
+    let Some(holder) = own_network().map(|()| patient()) else { return };
     for style in ["prefork-epoll", "threads-epoll", "prefork-blocking"] {
         let mut command = accelerated(compiled("server"), &holder);
         command.env("SERVER_UID", "65534");

@@ -127,8 +127,7 @@ fn nginx_serves_by_queue_and_loses_nothing_when_it_reloads() {
 /// By itself it closes the sockets of its old workers, and resets what waits there.
 #[test]
 fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(server) = nginx(&holder, "", "reuseport") else { return };
     wait_ready(&holder, 2);
     under_load(&holder, HTTP, |more| {
@@ -141,8 +140,7 @@ fn nginx_with_its_own_sockets_loses_nothing_when_it_reloads() {
 
 #[test]
 fn nginx_ends_gracefully() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(mut server) = nginx(&holder, "", "") else { return };
     wait_ready(&holder, 2);
     signal(server.pid(), Signal::QUIT);
@@ -195,8 +193,7 @@ fn reload_haproxy(server: &Server, master: &Path, holder: &Started) {
 
 #[test]
 fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(haproxy) = program_or_skip("haproxy") else { return };
     let config = format!(
         "global\n nbthread 2\n stats timeout 10s\n hard-stop-after 10s\n
@@ -221,8 +218,7 @@ fn haproxy_serves_by_a_queue_for_each_thread_and_loses_nothing_when_it_reloads()
 
 #[test]
 fn lighttpd_serves_by_a_queue_for_each_process() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(lighttpd) = program_or_skip("lighttpd") else { return };
     let folder = folder();
     write(&folder, "index.html", "served\n");
@@ -246,8 +242,7 @@ fn lighttpd_serves_by_a_queue_for_each_process() {
 
 #[test]
 fn redis_serves_by_its_queue() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(redis) = program_or_skip("redis-server") else { return };
     let mut command = accelerated(redis, &holder);
     let folder = folder();
@@ -270,8 +265,7 @@ fn redis_serves_by_its_queue() {
 
 #[test]
 fn memcached_serves_by_its_queue() {
-    let Some(()) = own_network() else { return };
-    let holder = holder();
+    let Some(holder) = own_network().map(|()| holder()) else { return };
     let Some(memcached) = program_or_skip("memcached") else { return };
     let mut command = accelerated(memcached, &holder);
     command.args(["-t", "2", "-u", "nobody", "-l", "127.0.0.1", "-U", "0", "-p", &PORT.to_string()]);

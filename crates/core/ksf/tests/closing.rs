@@ -63,8 +63,7 @@ fn caller(server: &Server, service: &Known) -> (TcpStream, Closer, ConnKey) {
 
 #[test]
 fn a_connection_that_waits_for_nothing_is_ended() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, service) = start(engine);
         let (mut peer, closer, key) = caller(&server, &service);
         let (mut other, ..) = caller(&server, &service);
@@ -85,8 +84,7 @@ fn a_connection_that_waits_for_nothing_is_ended() {
 
 #[test]
 fn a_connection_that_is_owed_a_reply_is_ended_without_it() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, service) = start(engine);
         let (mut peer, closer, key) = caller(&server, &service);
         peer.write_all(b"keep\nbehind\n").unwrap();

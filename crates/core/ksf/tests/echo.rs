@@ -108,8 +108,7 @@ fn half_close_after_the_last_byte() {
 
 #[test]
 fn datagrams_come_back_from_the_address_they_were_sent_to() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for at in ["udp:127.0.0.1:0", "udp:0.0.0.0:0", "udp:[::1]:0", "udp:[::]:0"] {
             let server = all_shards(engine, at, Limits::default(), Arc::new(Echo));
             let mut to = addr(&server);
@@ -164,8 +163,7 @@ fn send_forged(from: SocketAddr, to: SocketAddr, body: &[u8]) -> bool {
 /// A reply to one would come back to the server, and be answered again, for ever.
 #[test]
 fn datagrams_from_own_sockets_are_dropped_and_counted() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for (at, from, to) in [
             ("127.0.0.1:0", "127.0.0.1", "127.0.0.1"),
             ("0.0.0.0:0", "127.0.0.1", "127.0.0.1"),
@@ -237,8 +235,7 @@ fn a_forged_datagram_is_answered_with_as_many_bytes_to_its_sender() {
 
 #[test]
 fn datagrams_that_do_not_fit_are_dropped_and_counted() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let cpus = ksf::cpus::allowed().unwrap()[..1].to_vec();
         let server = Server::builder()
             .engine(engine)
@@ -264,8 +261,7 @@ fn datagrams_that_do_not_fit_are_dropped_and_counted() {
 /// Socket activation: whoever made the socket may have left it in any mode, and engines want different ones.
 #[test]
 fn inherited_sockets_in_either_mode() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for nonblocking in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             listener.set_nonblocking(nonblocking).unwrap();
@@ -311,8 +307,7 @@ fn inherited_sockets_in_either_mode() {
 /// for that is long here, so that it is worth a trial on a busy machine, too.
 #[test]
 fn a_shard_that_spins_answers_as_one_that_sleeps() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         // Not on the CPU of the test below, which counts how often it is disturbed.
         let cpus = ksf::cpus::allowed().unwrap().last().copied().into_iter().collect();
         let spin = ksf::spin::Spin::UpTo(std::time::Duration::from_millis(20));

@@ -166,8 +166,7 @@ fn a_reply_leaves_when_its_record_is_in_the_file() {
 /// The write of the first record waits in a full pipe, that of the second is done: both replies wait for the first.
 #[test]
 fn writes_that_end_out_of_order_open_gates_in_order() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let slow = pipe(&folder.path().join("slow"));
         rustix::io::ioctl_fionbio(&slow, true).unwrap();

@@ -556,8 +556,7 @@ fn connections_that_end_while_they_wait_for_a_file_let_go_of_it() {
 /// ends after that.
 #[test]
 fn room_for_a_read_goes_to_a_connection_that_uses_it() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let [mut endless, mut ends] = ["endless", "ends"].map(|name| pipe(&folder.path().join(name)));
         let data = tempfile::tempfile().unwrap();

@@ -78,8 +78,7 @@ impl Service for Writer {
 
 #[test]
 fn messages_are_written_to_a_file_from_where_they_lie() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data");
         let short = std::fs::File::create(&path).unwrap();

@@ -145,8 +145,7 @@ impl Service for Disk {
 
 #[test]
 fn every_operation_does_what_its_system_call_does() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let server = start(engine, Limits::default(), Disk::new(folder.path()));
         let mut peer = connect(&server);
@@ -260,8 +259,7 @@ fn a_full_or_broken_medium_is_told_apart_from_success() {
 /// The kernel would never end the read of an empty pipe by itself.
 #[test]
 fn a_server_that_stops_cancels_what_waits_and_tells_of_it() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for drains in [false, true] {
             let folder = tempfile::tempdir().unwrap();
             let _pipe = pipe(&folder.path().join("pipe"));
@@ -286,8 +284,7 @@ fn a_server_that_stops_cancels_what_waits_and_tells_of_it() {
 /// is told.
 #[test]
 fn what_cannot_be_cancelled_holds_a_stopping_server_up_for_a_while_only() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipe");
         drop(pipe(&path));
@@ -318,8 +315,7 @@ fn what_cannot_be_cancelled_holds_a_stopping_server_up_for_a_while_only() {
 
 #[test]
 fn what_is_under_way_is_bounded() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = pipe(&folder.path().join("pipe"));
         let limits = Limits { file_ops_max: 2, file_bytes_max: 1000, ..Limits::default() };
@@ -513,8 +509,7 @@ impl Service for Patient {
 /// By number and by bytes, where other services have everything that is under way.
 #[test]
 fn a_service_that_was_refused_hears_when_there_is_room() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for (file_ops_max, file_bytes_max, held_bytes) in [(1024, 1000, 900), (1024, 1, 900), (2, 1 << 20, 1)] {
             let folder = tempfile::tempdir().unwrap();
             let mut writer = pipe(&folder.path().join("pipe"));
@@ -553,8 +548,7 @@ fn a_service_that_was_refused_hears_when_there_is_room() {
 
 #[test]
 fn a_panic_at_the_end_of_an_operation_closes_whom_it_was_for_alone() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("data"), b"bytes").unwrap();
         let server = start(engine, Limits::default(), Disk::new(folder.path()));

@@ -43,8 +43,7 @@ fn assert_kept(chunks: &[Chunk], lines: usize, in_slots: usize, what: &str) {
 /// Those in the kernel to receive into do not count: on io_uring they are half of the default.
 #[test]
 fn half_of_the_slots_are_kept_and_then_copies_are_made() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for slots in [SLOTS, 20, 3, 1] {
             let what = format!("{engine} with {slots} slots");
             let (server, keeper) = start(engine, slots);
@@ -69,8 +68,7 @@ fn half_of_the_slots_are_kept_and_then_copies_are_made() {
 /// More requests at once than there are slots, while as many are kept as may be, and while they come back.
 #[test]
 fn a_shard_with_all_it_may_keep_serves_on() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for slots in [SLOTS, 20, 3, 1] {
             let (server, keeper) = start(engine, slots);
             let mut peers: Vec<_> = (0..slots + 10).map(|_| connect(&server)).collect();

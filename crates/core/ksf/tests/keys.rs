@@ -12,8 +12,7 @@ use ksf::{Peer, Profile, Server};
 /// A cache of replies by key would answer a stream with what was a datagram's.
 #[test]
 fn a_datagram_has_a_key_that_no_stream_has() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let keys = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&keys);
         let service = calls(Profile::new("keys", Framing::Delimiter(Delimiter::LF)), move |message, reply| {

@@ -40,8 +40,7 @@ fn write_until_closed(peer: &mut TcpStream, bytes: &[u8]) -> usize {
 
 #[test]
 fn a_peer_that_never_reads_is_bounded_and_closed() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { out_queue_bytes_max: 64 << 10, ..Limits::default() };
         let patient = Limits { send_timeout_ms: PATIENCE.as_millis() as u64, ..limits.clone() };
         let server = one_shard(engine, ANY, patient, Arc::new(Echo));
@@ -160,8 +159,7 @@ fn a_batch_larger_than_any_send_buffer_arrives_whole() {
 
 #[test]
 fn half_close_with_requests_in_flight_and_deferred() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
         peer.write_all(b"1\ndefer\n3\ndefer\n").unwrap();
@@ -183,8 +181,7 @@ fn half_close_with_requests_in_flight_and_deferred() {
 
 #[test]
 fn a_reset_in_the_middle_of_a_message() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, service) = server(engine, Framing::RecordMark, Limits::default());
         let mut other = connect(&server);
         let mut peer = connect(&server);
@@ -206,8 +203,7 @@ fn a_reset_in_the_middle_of_a_message() {
 /// A late answer belongs to a connection that is gone, and its place has another one by now.
 #[test]
 fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
         peer.write_all(b"defer\n").unwrap();
@@ -229,8 +225,7 @@ fn a_late_answer_does_not_reach_the_next_connection_in_the_place() {
 /// A request in work takes room until it is done, also when its peer has reset: else peers that ask and leave fill the memory.
 #[test]
 fn the_work_of_peers_that_reset_takes_room_until_it_is_done() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         // Each takes the 4 KiB that a reply is expected to have, and its own bytes.
         let limits = Limits { shard_bytes_max: 16 * 4096, ..Limits::default() };
         let (server, service) = server(engine, LINES, limits);
@@ -263,8 +258,7 @@ fn the_work_of_peers_that_reset_takes_room_until_it_is_done() {
 /// server notices their resets all the same, while it waits for the answers.
 #[test]
 fn a_reset_ends_a_connection_that_is_not_read() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { deferred_max: 2, ..Limits::default() };
         let (server, service) = server(engine, LINES, limits);
         for (requests, half_closes, late) in [(2, false, 2), (1, true, 3)] {
@@ -289,8 +283,7 @@ fn a_reset_ends_a_connection_that_is_not_read() {
 fn connections_are_kept_alive() {
     /// Of tcp_diag and /proc/net/tcp (Documentation/networking/proc_net_tcp.rst): another timer than those of segments.
     const KEEPALIVE: &str = "02:";
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _service) = server(engine, LINES, Limits::default());
         let mut peer = connect(&server);
         ask(&mut peer, b"hello\n", b"hello\n");
@@ -353,8 +346,7 @@ fn peers_that_have_vanished_are_noticed_after_two_minutes() {
 
 #[test]
 fn slow_loris_peers_are_cut_off_and_the_others_served() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let limits = Limits { assembly_timeout_ms: 150, ..Limits::default() };
         let (server, _) = server(engine, Framing::RecordMark, limits);
         let mut other = connect(&server);
@@ -393,8 +385,7 @@ fn slow_loris_peers_are_cut_off_and_the_others_served() {
 
 #[test]
 fn idle_peers_are_closed_if_asked_for() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _) = server(engine, LINES, Limits { idle_timeout_ms: 50, ..Limits::default() });
         let mut peer = connect(&server);
         expect_end(&mut peer);
@@ -463,8 +454,7 @@ const LONG_LINE: [u8; 1002] = {
 
 #[test]
 fn empty_fragments_are_legal_and_split_anywhere() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _) = server(engine, Framing::RecordMark, Limits::default());
         let mut peer = connect(&server);
         let record = [0, 0, 0, 0, 0, 0, 0, 1, b'h', 0, 0, 0, 0, 0, 0, 0, 1, b'i', 0x80, 0, 0, 0];
@@ -480,8 +470,7 @@ fn empty_fragments_are_legal_and_split_anywhere() {
 /// Thousands at once, each with half a message, none of which may cost the others anything.
 #[test]
 fn a_storm_of_resets_leaves_nothing_behind() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _) = server(engine, LINES, Limits::default());
         let mut other = connect(&server);
         for round in 0..10 {

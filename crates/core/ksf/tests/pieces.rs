@@ -239,8 +239,7 @@ const FRAMINGS: [Framing; 3] =
 /// A server on datagrams copies all pieces into one, and refuses ranges of files before anything is sent.
 #[test]
 fn pieces_of_a_datagram_are_copied() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, content) = start(engine, "udp:127.0.0.1:0", Framing::RecordMark);
         let peer = datagrams(addr(&server));
         let mut got = vec![0; 65_536];
@@ -267,8 +266,7 @@ fn pieces_of_a_datagram_are_copied() {
 /// Also when all that is too long lies in pieces of its own.
 #[test]
 fn pieces_that_the_header_cannot_announce_end_the_connection() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, content) = start(engine, ANY, Framing::LengthPrefix(LengthPrefix::big_endian(2)));
         let mut peer = connect(&server);
         let bytes = |seed: u32| body(seed, &request(When::Now, seed, b""), &content).len();

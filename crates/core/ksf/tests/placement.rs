@@ -28,8 +28,7 @@ fn where_served(server: &Server) -> Vec<usize> {
 
 #[test]
 fn a_shard_stays_on_the_cpu_it_was_given() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for cpu in allowed().unwrap() {
             let builder = Server::builder().engine(engine).cpus(Some(vec![cpu]));
             let server = builder.listen(ANY.parse().unwrap(), where_am_i(), None).start().unwrap();
@@ -45,8 +44,7 @@ fn a_shard_stays_on_the_cpu_it_was_given() {
 
 #[test]
 fn the_mask_of_whoever_starts_a_server_is_kept() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let cpu = *allowed().unwrap().last().unwrap();
         std::thread::spawn(move || {
             pin_to(cpu).unwrap();

@@ -30,8 +30,7 @@ fn line(number: usize, bytes: usize) -> Vec<u8> {
 #[test]
 fn ten_thousand_kept_messages_of_100_bytes_occupy_2_kib_each() {
     const LINES: usize = 10_000;
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let keeper = keeper();
         let builder = builder(engine).short_slots(LINES as u32);
         let server = builder.listen(ANY.parse().unwrap(), Arc::clone(&keeper), None).start().unwrap();
@@ -60,8 +59,7 @@ fn ten_thousand_kept_messages_of_100_bytes_occupy_2_kib_each() {
 /// What does not go into a short slot is kept as without any: in its long slot while half of these are free, then copied.
 #[test]
 fn messages_beyond_the_short_slots_are_kept_elsewhere() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let keeper = keeper();
         let builder = builder(engine).slots(SLOT_BYTES, 20).short_slots(15);
         let server = builder.listen(ANY.parse().unwrap(), Arc::clone(&keeper), None).start().unwrap();
@@ -85,8 +83,7 @@ fn messages_beyond_the_short_slots_are_kept_elsewhere() {
 
 #[test]
 fn datagrams_are_kept_in_short_slots() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let keeper = keeper();
         let builder = builder(engine).listen("udp:127.0.0.1:0".parse().unwrap(), Arc::clone(&keeper), None);
         let server = builder.start().unwrap();
@@ -138,8 +135,7 @@ impl Service for Cache {
 #[test]
 fn short_slots_keep_their_names_and_bytes_over_restarts() {
     const SHORT: u16 = 6;
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = tempfile::tempdir().unwrap();
         let [long_path, short_path] = ["long", "short"].map(|name| folder.path().join(name));
         std::fs::File::create(&long_path).unwrap().set_len(16 * 4096).unwrap();

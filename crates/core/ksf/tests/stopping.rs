@@ -91,8 +91,7 @@ fn clients(at: SocketAddr, depths: &[usize]) -> Vec<std::thread::JoinHandle<Ende
 
 #[test]
 fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (service, messages) = counting();
         let server = all_shards(engine, ANY, Limits::default(), service);
         let clients = clients(addr(&server), &[1, 4, 32]);
@@ -106,8 +105,7 @@ fn a_drained_server_has_answered_what_it_read_and_resets_nobody() {
 
 #[test]
 fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = Recorder::new(LINES, Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let (mut idle, mut waits, mut sends) = (connect(&server), connect(&server), connect(&server));
@@ -130,8 +128,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
 
 #[test]
 fn a_drain_ends_after_its_time_whatever_the_peers_do() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = Recorder::new(LINES, Order::Requests);
         let limits = Limits { drain_timeout_ms: 50, ..Limits::default() };
         let server = one_shard(engine, ANY, limits, Arc::clone(&service));
@@ -150,8 +147,7 @@ fn a_drain_ends_after_its_time_whatever_the_peers_do() {
 /// Connections that wait to be accepted are the server's already: the handshake told them so.
 #[test]
 fn connections_made_before_a_drain_are_not_reset() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let server = all_shards(engine, ANY, Limits::default(), Arc::new(Echo));
         let mut peers: Vec<_> = (0..200).map(|_| connect(&server)).collect();
         let drained = std::thread::spawn(move || server.drain());
@@ -216,8 +212,7 @@ fn connections_during_a_drain_are_refused() {
 
 #[test]
 fn connections_to_a_path_during_a_drain_are_refused() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let folder = Folder::new();
         let path = folder.path("socket");
         let service = Recorder::new(LINES, Order::Requests);
@@ -232,8 +227,7 @@ fn connections_to_a_path_during_a_drain_are_refused() {
 /// A socket of the service manager: what waits there is for the next instance.
 #[test]
 fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let handed_over = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = Recorder::new(LINES, Order::Requests);
         let socket = handed_over.try_clone().unwrap().into();
@@ -271,8 +265,7 @@ fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
 
 #[test]
 fn a_dropped_server_ends_everything_and_its_port_is_free() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (service, _) = counting();
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let at = addr(&server);
@@ -290,8 +283,7 @@ fn a_dropped_server_ends_everything_and_its_port_is_free() {
 
 #[test]
 fn a_server_stops_with_answers_outstanding() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = Recorder::new(LINES, Order::Requests);
         let server = one_shard(engine, ANY, Limits::default(), Arc::clone(&service));
         let mut peer = connect(&server);
@@ -306,8 +298,7 @@ fn a_server_stops_with_answers_outstanding() {
 
 #[test]
 fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         for gently in [true, false] {
             let (stuck, let_go) = mpsc::channel::<()>();
             let (running, is_running) = mpsc::channel();

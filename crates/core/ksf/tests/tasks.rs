@@ -73,8 +73,7 @@ fn start(engine: EngineKind, order: Order, tasks: TaskOptions) -> (Server, Arc<G
 
 #[test]
 fn answers_from_many_threads_keep_their_order() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _) = start(engine, Order::Requests, TaskOptions::default());
         let mut peer = connect(&server);
         for round in 0..20 {
@@ -87,8 +86,7 @@ fn answers_from_many_threads_keep_their_order() {
 
 #[test]
 fn a_panicking_task_closes_its_connection_and_no_other() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, _) = start(engine, Order::Requests, TaskOptions::default());
         let mut other = connect(&server);
         for round in 1..=5 {
@@ -109,8 +107,7 @@ fn a_panicking_task_closes_its_connection_and_no_other() {
 
 #[test]
 fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (server, gate) = start(engine, Order::Free, TaskOptions { threads_max: 1, ..TaskOptions::default() });
         let mut peer = connect(&server);
         peer.write_all(b"wait 1\nwait 2\n").unwrap();
@@ -128,8 +125,7 @@ fn a_stopping_server_waits_for_running_tasks_and_keeps_none() {
 
 #[test]
 fn datagrams_are_answered_from_the_pool() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let service = works(Order::Free).0;
         let server = all_shards(engine, "udp:127.0.0.1:0", Default::default(), service);
         let peers: Vec<_> = (0..8).map(|_| datagrams(addr(&server))).collect();
@@ -198,8 +194,7 @@ fn a_full_queue_of_blocking_tasks_stops_reading() {
 /// There is no reading that could stop: others use the socket.
 #[test]
 fn datagrams_without_room_in_the_queue_are_dropped_and_counted() {
-    own_network();
-    for engine in engines() {
+    for engine in engines_in_own_network() {
         let (service, gate) = blocks();
         // One task runs, and one waits.
         let few = TaskOptions { threads_max: 1, queue_max: 1, ..TaskOptions::default() };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::mpsc::{TryRecvError, channel};
 
-use crate::common::{Served, kind, on_lane, open_for_writing, root};
+use crate::common::{Served, kind, on_lane, open_for_writing, root, with_lane};
 use ksf_fs::{
     CreateHow, ErrorKind, Export, ExportOptions, FILE_SIZE_MAX, Fs, FsOptions, Handle, Lane, Owed, Resize, SetAttr,
     Squash, Stable,
@@ -17,8 +17,7 @@ fn settle(lane: &Lane, fs: &Fs, owed: &Owed) {
 
 #[test]
 fn bytes_come_back_from_where_they_were_written() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file").handle;
         let bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at * 7 % 251) as u8).collect();
         for (stable, offset) in [(Stable::Unstable, 0), (Stable::DataSync, 1 << 20), (Stable::FileSync, 5 << 20)] {
@@ -42,8 +41,7 @@ fn bytes_come_back_from_where_they_were_written() {
 
 #[test]
 fn the_end_of_a_file_is_told() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::write(served.path("file"), "0123456789").unwrap();
         let file = served.find(lane, "file").handle;
         for (offset, length, count, eof) in [
@@ -71,8 +69,7 @@ fn the_end_of_a_file_is_told() {
 /// Every read gives a prefix of the file's one byte, and no signal.
 #[test]
 fn a_file_that_shrinks_gives_fewer_bytes() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file").handle;
         std::thread::scope(|scope| {
             // Dropped in the end, also by a failure.
@@ -143,8 +140,7 @@ fn descriptors_are_bounded_and_idle_ones_are_closed() {
 
 #[test]
 fn a_commit_needs_no_right_and_no_unsynced_data() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file").handle;
         let locked = SetAttr { mode: Some(0), ..SetAttr::default() };
         served.fs.setattr(lane, &root(), &file, &locked, None, Resize::Owner).result.unwrap();
@@ -156,8 +152,7 @@ fn a_commit_needs_no_right_and_no_unsynced_data() {
 
 #[test]
 fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (file, path) = (served.make(lane, "tool").handle, served.path("tool"));
         let write = |lane: &mut Lane| served.fs.write(lane, &root(), &file, 0, b"text", Stable::Unstable);
         write(lane).result.unwrap();
@@ -177,8 +172,7 @@ fn a_file_can_be_executed_two_seconds_after_a_write_and_at_once_after_a_commit()
 
 #[test]
 fn what_nobody_commits_is_brought_to_the_medium_and_what_is_gone_is_forgotten() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let [file, gone] = ["file", "gone"].map(|name| served.make(lane, name).handle);
         for file in [&file, &gone] {
             served.fs.write(lane, &root(), file, 0, b"text", Stable::Unstable).result.unwrap();

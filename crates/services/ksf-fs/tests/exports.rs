@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use crate::common::{Served, kind, on_lane, root, wait_until_old};
+use crate::common::{Served, kind, on_lane, root, wait_until_old, with_lane};
 use ksf_fs::{ErrorKind, ExportOptions, Fs, FsOptions, HANDLE_BYTES_MAX, HandleSource, SetAttr, Squash};
 use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip, succeeds};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -94,8 +94,7 @@ fn a_key_that_is_not_the_servers_own_file_is_refused() {
 /// not exported.
 #[test]
 fn handles_are_none_when_another_folder_or_file_system_is_in_the_place_of_theirs() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file").handle;
         let root = served.root().clone();
         let top = served.path("..").canonicalize().unwrap();
@@ -134,8 +133,7 @@ fn handles_are_none_when_another_folder_or_file_system_is_in_the_place_of_theirs
 #[test]
 fn handles_survive_a_restart_and_renames() {
     let Some(()) = root_or_skip("file handles") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         assert_eq!(served.export.handles(), HandleSource::Kernel);
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("folder/file"), "content").unwrap();
@@ -179,8 +177,7 @@ fn forged_foreign_and_cut_handles_are_none() {
 
 #[test]
 fn removed_and_replaced_files_are_stale_at_once() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file");
         // Open here, for reading and writing.
         let done = served.fs.write(lane, &root(), &file.handle, 0, b"old", ksf_fs::Stable::Unstable);
@@ -206,8 +203,7 @@ fn removed_and_replaced_files_are_stale_at_once() {
 
 #[test]
 fn a_file_of_two_names_lives_until_the_last_goes() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "one");
         served.fs.link(lane, &root(), &file.handle, served.root(), b"two").result.unwrap();
         served.fs.remove(lane, &root(), served.root(), b"one").result.unwrap();
@@ -368,8 +364,7 @@ fn the_way_up_is_open_at_any_depth() {
 #[test]
 fn the_way_up_ends_at_the_root_of_the_export() {
     let Some(()) = root_or_skip("file handles") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::create_dir_all(served.path("a/b")).unwrap();
         let a = served.find(lane, "a");
         let b = served.fs.lookup(lane, &root(), &a.handle, b"b").result.unwrap();

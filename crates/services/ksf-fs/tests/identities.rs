@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use crate::common::{Served, kind, on_lane, open_for_writing, root};
+use crate::common::{Served, kind, on_lane, open_for_writing, root, with_lane};
 use ksf_fs::{
     Access, CreateHow, Credential, ErrorKind, ExportOptions, Handle, Lane, Node, OpenHow, Resize, SetAttr, SetTime,
     Squash, Stable, Time,
@@ -28,8 +28,7 @@ fn open_folder(served: &Served, lane: &mut Lane, extra: u32) -> Handle {
 #[test]
 fn each_user_reads_and_writes_what_the_modes_let_it() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0);
         let (owner, friend, stranger) = (user(1000, 100, &[]), user(1001, 7, &[5, 100]), user(1002, 7, &[]));
         let file = served.fs.create(lane, &owner, &open, b"file", &guarded(0o640)).result.unwrap();
@@ -63,8 +62,7 @@ fn each_user_reads_and_writes_what_the_modes_let_it() {
 #[test]
 fn owners_and_executables_pass_as_the_rfc_asks() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0);
         let (owner, stranger) = (user(1000, 100, &[]), user(1002, 7, &[]));
         let locked = served.fs.create(lane, &owner, &open, b"locked", &guarded(0)).result.unwrap().handle;
@@ -86,8 +84,7 @@ fn owners_and_executables_pass_as_the_rfc_asks() {
 #[test]
 fn what_is_made_belongs_to_the_caller_and_setgid_folders_give_their_group() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0o2000);
         chown(served.path("open"), None, Some(55)).unwrap();
         fs::set_permissions(served.path("open"), fs::Permissions::from_mode(0o2777)).unwrap();
@@ -132,8 +129,7 @@ fn what_is_made_belongs_to_the_caller_and_setgid_folders_give_their_group() {
 #[test]
 fn sticky_folders_keep_others_entries() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0o1000);
         let (owner, other) = (user(1000, 100, &[]), user(1001, 100, &[]));
         served.fs.create(lane, &owner, &open, b"file", &guarded(0o666)).result.unwrap();
@@ -148,8 +144,7 @@ fn sticky_folders_keep_others_entries() {
 #[test]
 fn groups_beyond_sixteen_count() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file");
         chown(served.path("file"), None, Some(4039)).unwrap();
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o040)).unwrap();
@@ -189,8 +184,7 @@ fn squashed_callers_are_the_anonymous_user() {
 #[test]
 fn a_device_has_the_numbers_that_were_asked_for_or_is_not_made() {
     let Some(()) = root_or_skip("devices") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let attr = SetAttr { mode: Some(0o600), ..SetAttr::default() };
         let make = |lane: &mut Lane, name: &[u8], node| {
             served.fs.mknod(lane, &root(), served.root(), name, node, &attr).result
@@ -259,8 +253,7 @@ fn a_read_only_export_changes_nothing() {
 #[test]
 fn times_are_set_by_who_may() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0);
         let (owner, writer) = (user(1000, 100, &[]), user(1001, 7, &[]));
         let file = served.fs.create(lane, &owner, &open, b"file", &guarded(0o666)).result.unwrap().handle;
@@ -283,8 +276,7 @@ fn times_are_set_by_who_may() {
 #[test]
 fn writers_cut_files_of_other_owners_and_nobody_cuts_by_a_call_that_fails() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let open = open_folder(&served, lane, 0);
         let (owner, writer) = (user(1000, 100, &[]), user(1001, 100, &[]));
         let cut = SetAttr { size: Some(0), mtime: Some(SetTime::Now), ..SetAttr::default() };

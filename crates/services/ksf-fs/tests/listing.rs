@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use crate::common::{Served, kind, on_lane, root, wait_until_old};
+use crate::common::{Served, kind, root, wait_until_old, with_lane};
 use ksf_fs::{Cursor, Detail, ErrorKind, FileType, Found, Handle, Lane};
 use ksf_test::root_or_skip;
 use rustix::fs::{CWD, FileType as RawType, Mode, makedev, mknodat};
@@ -39,8 +39,7 @@ fn list(
 
 #[test]
 fn every_entry_comes_once_in_pieces_of_any_size() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let mut expected: BTreeSet<Vec<u8>> = [b".".to_vec(), b"..".to_vec()].into();
         for number in 0..1500 {
             let name = format!("{number}-{}", "x".repeat(number % 200));
@@ -59,8 +58,7 @@ fn every_entry_comes_once_in_pieces_of_any_size() {
 
 #[test]
 fn hard_links_are_entries_of_their_own() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::write(served.path("0"), "").unwrap();
         (1..50).for_each(|number| fs::hard_link(served.path("0"), served.path(&number.to_string())).unwrap());
         let all = list(&served, lane, served.root(), Detail::Names, || 3);
@@ -70,8 +68,7 @@ fn hard_links_are_entries_of_their_own() {
 
 #[test]
 fn details_are_those_of_a_lookup() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("folder/file"), "12345").unwrap();
         std::os::unix::fs::symlink("nowhere", served.path("folder/link")).unwrap();
@@ -97,8 +94,7 @@ fn details_are_those_of_a_lookup() {
 /// As a local program does while a client lists: names change their objects between the look at the entries and that at the objects.
 #[test]
 fn an_entry_has_the_number_that_its_attributes_have_while_names_are_exchanged() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let [one, other, spare] = ["one", "other", "spare"].map(|name| served.path(name));
         fs::write(&one, "1").unwrap();
         fs::write(&other, "22").unwrap();
@@ -131,8 +127,7 @@ fn an_entry_has_the_number_that_its_attributes_have_while_names_are_exchanged() 
 #[test]
 fn entries_of_every_type_have_handle_and_attributes_of_a_lookup_also_when_names_change_their_objects() {
     let Some(()) = root_or_skip("devices") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::write(served.path("file"), "12345").unwrap();
         fs::create_dir(served.path("folder")).unwrap();
         std::os::unix::fs::symlink("nowhere", served.path("link")).unwrap();
@@ -179,8 +174,7 @@ fn entries_of_every_type_have_handle_and_attributes_of_a_lookup_also_when_names_
 /// What stays is listed once; what comes and goes at most once.
 #[test]
 fn a_folder_that_changes_while_it_is_listed_loses_nothing() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         (0..500).for_each(|number| fs::write(served.path(&format!("stays{number}")), "").unwrap());
         (0..500).for_each(|number| fs::write(served.path(&format!("goes{number}")), "").unwrap());
         let mut step = 0;
@@ -199,8 +193,7 @@ fn a_folder_that_changes_while_it_is_listed_loses_nothing() {
 
 #[test]
 fn a_cursor_of_another_folder_is_refused_and_a_change_is_no_reason() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("file"), "").unwrap();
         let folder = served.find(lane, "folder");

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 
-use crate::common::{Served, on_lane, root};
+use crate::common::{Served, root, with_lane};
 use ksf_fs::{CreateHow, ErrorKind, FsError, Handle, Lane, Resize, SetAttr, Stable};
 use ksf_test::files::tree;
 use proptest::prelude::*;
@@ -191,8 +191,7 @@ proptest! {
 
     #[test]
     fn calls_do_what_they_do_on_a_plain_folder(steps in steps()) {
-        on_lane(|lane| {
-            let served = Served::open_to_all();
+        with_lane(|lane, served| {
             let other = ksf_test::Folder::to_export();
             for (at, step) in steps.iter().enumerate() {
                 let ours = by_handles(&served, lane, step);

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root, with_lane};
 use ksf_test::{Helper, is_helper};
 use rustix::fs::StatVfsMountFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -29,8 +29,7 @@ fn look(fs: &Fs, lane: &mut Lane, dir: &Handle, name: &[u8]) -> Result<Handle, E
 
 #[test]
 fn attributes_are_those_of_the_file_system() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::write(served.path("file"), "0123456789").unwrap();
         fs::hard_link(served.path("file"), served.path("other")).unwrap();
         let attr = served.find(lane, "file").attr;
@@ -50,8 +49,7 @@ fn attributes_are_those_of_the_file_system() {
 
 #[test]
 fn names_are_checked() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file").handle;
         let (layer, dir) = (&served.fs, served.root());
         let long = [b'n'; 256];
@@ -91,8 +89,7 @@ fn names_are_checked() {
 
 #[test]
 fn links_are_never_followed() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir) = (&served.fs, served.root());
         for (name, target) in [(&b"out"[..], &b"/etc"[..]), (b"up", b"../.."), (b"self", b"self")] {
             let made = layer.symlink(lane, &root(), dir, name, target, &NONE).result.unwrap();
@@ -166,8 +163,7 @@ fn weak_cache_data_shows_each_change_once() {
 /// A local program may have come between: a client that takes its own change for the only one keeps what is not so any more.
 #[test]
 fn where_others_change_too_nothing_is_said_of_before() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir) = (&served.fs, served.root());
         let made = layer.create(lane, &root(), dir, b"one", &CreateHow::Guarded(NONE));
         let file = made.result.unwrap().handle;
@@ -192,8 +188,7 @@ fn helper_changes_without_descriptors() {
     }
     let few = Rlimit { current: Some(80), maximum: Some(80) };
     setrlimit(Resource::Nofile, few).unwrap();
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir, root) = (&served.fs, served.root(), &root());
         type Call<'a> = &'a dyn Fn(&mut Lane, &[u8]) -> Result<(), ksf_fs::FsError>;
         let timed = SetAttr { mtime: Some(SetTime::Now), ..NONE };
@@ -255,8 +250,7 @@ fn helper_looks_without_descriptors() {
     }
     let few = Rlimit { current: Some(120), maximum: Some(120) };
     setrlimit(Resource::Nofile, few).unwrap();
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir, root) = (&served.fs, served.root(), &root());
         let folder = layer.mkdir(lane, root, dir, b"folder", &NONE).result.unwrap().handle;
         for name in 0..100 {
@@ -318,8 +312,7 @@ fn a_change_that_was_made_is_never_to_be_sent_again() {
 
 #[test]
 fn create_knows_three_ways() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir) = (&served.fs, served.root());
         let create = |lane: &mut Lane, name: &[u8], how| layer.create(lane, &root(), dir, name, &how).result;
         let sized = SetAttr { size: Some(3), mode: Some(0o640), ..NONE };
@@ -378,8 +371,7 @@ fn an_exclusive_call_that_is_sent_again_is_answered_alike() {
 
 #[test]
 fn a_guard_lets_only_the_expected_state_change() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let file = served.make(lane, "file");
         let to = SetAttr { mode: Some(0o600), ..NONE };
         let wrong = Time { seconds: 1, nanos: 1 };
@@ -394,8 +386,7 @@ fn a_guard_lets_only_the_expected_state_change() {
 
 #[test]
 fn folders_and_files_are_removed_by_their_own_calls() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir) = (&served.fs, served.root());
         served.make(lane, "file");
         let folder = layer.mkdir(lane, &root(), dir, b"folder", &NONE).result.unwrap().handle;
@@ -433,8 +424,7 @@ fn two_exports_have_nothing_in_common() {
 
 #[test]
 fn the_file_system_tells_its_room_and_limits() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let stat = served.fs.fsstat(lane, served.root()).result.unwrap();
         assert!(stat.available_bytes <= stat.free_bytes && stat.free_bytes <= stat.total_bytes);
         assert!(stat.total_bytes > 0 && stat.total_bytes < 1 << 63);
@@ -448,8 +438,7 @@ fn the_file_system_tells_its_room_and_limits() {
 
 #[test]
 fn what_would_block_an_open_is_not_opened() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let (layer, dir) = (&served.fs, served.root());
         for (name, node) in [(&b"fifo"[..], Node::Fifo), (b"socket", Node::Socket)] {
             let made = layer.mknod(lane, &root(), dir, name, node, &NONE).result.unwrap();

@@ -10,7 +10,7 @@ use ksf_fs::{
 };
 use ksf_test::{keeps_absent_names, reads_at_once, root_or_skip};
 
-use crate::common::{Served, kind, on_lane, root};
+use crate::common::{Served, kind, on_lane, root, with_lane};
 
 const ALL: Access = Access::from_bits_truncate(7);
 
@@ -88,8 +88,7 @@ fn but_for_access_time(attr: Option<Attr>) -> Option<Attr> {
 
 #[test]
 fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_lane() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file");
@@ -107,8 +106,7 @@ fn what_is_open_is_told_as_it_is_now_and_what_is_not_open_or_gone_is_left_to_a_l
 #[test]
 fn names_are_looked_up_by_those_who_may_search_the_folder() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::create_dir(served.path("folder")).unwrap();
         fs::write(served.path("folder/file"), "text").unwrap();
@@ -149,8 +147,7 @@ fn names_are_looked_up_by_those_who_may_search_the_folder() {
 #[test]
 fn rights_are_those_that_the_kernel_named_until_the_object_changes() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         old_file(&served, "file", (1000, 100, 0o640), b"text");
         let file = served.find(lane, "file").handle;
@@ -192,8 +189,7 @@ fn nobody_writes_to_an_export_that_is_read_only() {
 #[test]
 fn bytes_in_memory_are_read_by_those_who_may() {
     let Some(()) = root_or_skip("identities") else { return };
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         old_file(&served, "file", (1000, 100, 0o600), &bytes);
@@ -232,8 +228,7 @@ fn bytes_in_memory_are_read_by_those_who_may() {
 
 #[test]
 fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "0123456789").unwrap();
         let file = served.find(lane, "file").handle;
@@ -259,8 +254,7 @@ fn what_is_open_for_reading_is_read_at_once_up_to_its_end() {
 
 #[test]
 fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), vec![7; 4 << 20]).unwrap();
         let file = served.find(lane, "file").handle;
@@ -279,8 +273,7 @@ fn a_part_that_is_not_in_memory_is_not_taken_for_the_end_of_the_file() {
 
 #[test]
 fn a_read_that_changes_the_time_of_the_last_access_is_left_to_a_lane() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file").handle;
@@ -305,8 +298,7 @@ fn a_read_that_changes_the_time_of_the_last_access_is_left_to_a_lane() {
 
 #[test]
 fn a_connection_has_its_share_of_a_turn() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         fs::write(served.path("file"), "text").unwrap();
         let file = served.find(lane, "file").handle;
         let (mut one, mut two, mut turn) = (WarmShare::default(), WarmShare::default(), WarmTurn::default());
@@ -342,8 +334,7 @@ fn has_no_access_times(export: &Export) -> bool {
 /// A look-up opens its object, and closes it if another descriptor of it is kept.
 #[test]
 fn many_look_ups_of_a_name_leave_one_descriptor() {
-    on_lane(|lane| {
-        let served = Served::open_to_all();
+    with_lane(|lane, served| {
         let warm = Shard { fs: &served.fs };
         fs::write(served.path("file"), "text").unwrap();
         let dir = served.root().clone();

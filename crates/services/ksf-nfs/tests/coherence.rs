@@ -52,8 +52,7 @@ fn asked(client: &mut Client, dir: &[u8], name: &str) -> Vec<u8> {
 fn what_each_procedure_changes_is_told_by_the_next_getattr() {
     let place = Place::new();
     let serving = place.serve_all(EngineKind::Epoll, vec![exclusive(&place)]);
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let (file, other) = (client.create(&root, "file"), client.create(&root, "other"));
     let sub = made(&client.done(9, &[named(&root, "sub"), mode(0o755)].concat()));
     let symlink = made(&client.done(10, &[named(&root, "symlink"), mode(0o777), words(&[3, 0x6162_6300])].concat()));
@@ -110,10 +109,8 @@ fn what_each_procedure_changes_is_told_by_the_next_getattr() {
 
 #[test]
 fn an_export_that_is_not_exclusive_is_asked_every_time() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     for round in 0..3 {
         fs::write(place.path(&format!("local {round}")), "").unwrap();
         let told = without_used(&client.done(1, &handle(&root)));
@@ -147,8 +144,7 @@ fn attributes_never_go_back_in_time_for_clients_that_talk_to_each_other() {
     for engine in ksf_test::working([EngineKind::Epoll, EngineKind::Uring], EngineKind::probe) {
         let place = Place::new();
         let serving = place.serve_all(engine, vec![exclusive(&place)]);
-        let mut client = serving.client();
-        let root = client.mnt(&place.path("")).unwrap();
+        let (mut client, root) = serving.mount(&place.path(""));
         let files: Vec<Vec<u8>> = (0..FILES).map(|at| client.create(&root, &format!("file {at}"))).collect();
         let ends: Vec<AtomicU64> = (0..FILES).map(|_| AtomicU64::new(0)).collect();
         let newest = Newest::default();
@@ -292,8 +288,7 @@ fn a_local_change_is_seen_by_the_next_call() {
     fs::write(path("other"), "other").unwrap();
     symlink("file", path("link")).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&path("")).unwrap();
+    let (mut client, root) = serving.mount(&path(""));
     let file = client.lookup(&root, "file");
     let local = Local { place: &place, serving: &serving, root: root.clone() };
 

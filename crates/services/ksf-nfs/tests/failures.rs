@@ -168,8 +168,7 @@ fn attributes_follow_each_failure() {
         ExportSettings { clients, ..export(&foreign) },
     ];
     let serving = place.serve_all(EngineKind::Epoll, exports);
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let [file, folder, link, fifo] = ["file", "folder", "link", "fifo"].map(|name| client.lookup(&root, name));
     let [root_at, file_at, folder_at, link_at, fifo_at] =
         ["", "file", "folder", "link", "fifo"].map(|name| inode(place.path(name)));

@@ -66,8 +66,7 @@ fn each_of_very_many_entries_comes_once_and_from_every_cookie_the_listing_goes_o
     let count = effort(100_000, 1_000_000);
     (0..count).for_each(|number| drop(fs::File::create(place.path(&format!("stays {number}"))).unwrap()));
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let (entries, verifier) = list(&mut client, &root, false, || ());
     assert_eq!(entries.len(), count + 2, "with '.' and '..'");
     // Where each name and each cookie is: there are as many of each as entries.
@@ -111,8 +110,7 @@ fn a_reply_has_at_most_the_preferred_bytes_whatever_is_asked_for() {
     let place = Place::new();
     (0..3000).for_each(|number| drop(fs::File::create(place.path(&number.to_string())).unwrap()));
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     for plus in [false, true] {
         let Page { entries, eof, bytes, .. } = page(&mut client, &root, plus, (0, 0), 1 << 20);
         assert!(!eof && bytes <= 64 << 10, "{} entries in {bytes} bytes", entries.len());

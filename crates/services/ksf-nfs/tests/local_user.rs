@@ -144,8 +144,7 @@ const ACLS: [&[(For, u16)]; 5] = [
 fn acls_hold_for_callers_as_for_local_users() {
     let Some(()) = root_or_skip("identities") else { return };
     let Some(_) = program_or_skip("setpriv") else { return };
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let (mut granted, mut denied) = (0, 0);
     for (number, entries) in ACLS.iter().enumerate() {
         // A file, and a folder with a file that all may read.
@@ -219,8 +218,7 @@ fn what_is_made_in_a_folder_with_a_default_acl_has_it() {
 fn a_write_or_a_cut_clears_the_bits_that_it_clears_for_a_local_user() {
     let Some(()) = root_or_skip("identities") else { return };
     let Some(_) = program_or_skip("setpriv") else { return };
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let mut cleared = 0;
     for user in [(0, 0, &[][..]), OWNER, (1002, 100, &[]), (1006, 200, &[])] {
         let (root, mut client) = client(&serving, &place, user);

@@ -69,8 +69,7 @@ fn a_full_disk_is_told_and_loses_nothing() {
     with_mounts(|| {
         let (disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let [mine, large] = ["mine", "large"].map(|name| client.create(&root, name));
         write(&mut client, &mine, 0, FILE_SYNC, &[b'a'; BLOCK]).unwrap();
         let (_, verifier) = write(&mut client, &mine, 0, UNSTABLE, &[b'b'; BLOCK]).unwrap();
@@ -161,8 +160,7 @@ fn is_served(kind: &str, limits: (u64, u32)) {
         let Some(disk) = other_disk(kind, &[]) else { return };
         let place = Place::new();
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let wanted: BTreeSet<String> =
             (0..1000).map(|number| format!("{number}-{}", "n".repeat(number % 200))).collect();
         let folder = made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
@@ -235,8 +233,7 @@ fn an_ext2_and_an_ext3_have_their_limits() {
             let Some(_disk) = other_disk(kind, &["-b", block_bytes]) else { return };
             let place = Place::new();
             let serving = serve(&place);
-            let mut client = serving.client();
-            let root = client.mnt(&data("")).unwrap();
+            let (mut client, root) = serving.mount(&data(""));
             let known = limits(&mut client, &root);
             assert!(gib.contains(&(known.0 >> 30)), "{kind}, blocks of {block_bytes}: {} bytes", known.0);
             limits_are_exact(&mut client, &root, known);
@@ -245,8 +242,7 @@ fn an_ext2_and_an_ext3_have_their_limits() {
             let options = ExportOptions { read_only: true, ..ExportOptions::default() };
             let export = ExportSettings { path: data(""), options, ..place.export() };
             let serving = place.serve_all(EngineKind::Epoll, vec![export]);
-            let mut client = serving.client();
-            let root = client.mnt(&data("")).unwrap();
+            let (mut client, root) = serving.mount(&data(""));
             assert!(limits(&mut client, &root).0 >= known.0);
             serving.stop();
         });
@@ -271,8 +267,7 @@ fn handle_of_removed_file_is_stale_while_its_inode_number_is_used_again() {
     with_mounts(|| {
         let (_disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let removed = client.create(&root, "file");
         client.done(12, &named(&root, "file"));
         let statuses = std::thread::scope(|scope| {
@@ -296,8 +291,7 @@ fn a_tmpfs_has_its_limits() {
         succeeds(&["mount", "-t", "tmpfs", "tmpfs", DISK]);
         let place = Place::new();
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         limits_are_exact(&mut client, &root, (i64::MAX as u64, i32::MAX as u32));
         serving.stop();
     });
@@ -317,8 +311,7 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         let other = Path::new(DISK).join("other");
         let exports = [data(""), other.clone()].map(|path| ExportSettings { path, ..place.export() });
         let serving = place.serve_all(EngineKind::Epoll, exports.into());
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let file = client.create(&root, "file");
         let (_, verifier) = write(&mut client, &file, 0, FILE_SYNC, &[b'a'; BLOCK]).unwrap();
         let mut end = BLOCK as u64;
@@ -365,8 +358,7 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
     with_mounts(|| {
         let (disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let [bad, good, seen] = ["bad", "good", "seen"].map(|name| client.create(&root, name));
         let marked: Vec<u8> = (0..18 * BLOCK).map(|at| if at % 2 == 0 { 0xa5 } else { (at / BLOCK) as u8 }).collect();
         write(&mut client, &bad, 0, FILE_SYNC, &marked).unwrap();
@@ -518,8 +510,7 @@ fn a_change_of_names_or_attributes_that_does_not_reach_the_medium_is_told() {
             let (image, _disk) = stoppable_disk();
             let place = Place::new();
             let serving = serve(&place);
-            let mut client = serving.client();
-            let root = client.mnt(&data("")).unwrap();
+            let (mut client, root) = serving.mount(&data(""));
             let [file, lost] = ["file", "lost"].map(|name| client.create(&root, name));
             made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
             fcntl_add_seals(&image, SealFlags::WRITE).unwrap();
@@ -544,8 +535,7 @@ fn calls_that_need_a_block_tell_that_none_is_left_and_leave_nothing() {
     with_mounts(|| {
         let (_disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let file = client.create(&root, "file");
         fill(data("fill").to_str().unwrap());
         // The blocks of the folder have no room for a name of this length.
@@ -579,8 +569,7 @@ fn calls_that_make_something_tell_that_no_inode_is_left_and_others_go_on() {
         succeeds(&["mount", "-t", "tmpfs", "-o", "nr_inodes=16", "tmpfs", DISK]);
         let place = Place::new();
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let file = client.create(&root, "file");
         let mut kept = vec!["file".to_owned()];
         while create(&mut client, &root, &format!("{}", kept.len())) == OK {
@@ -616,8 +605,7 @@ fn a_file_system_that_becomes_read_only_is_told_and_read() {
     with_mounts(|| {
         let (disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let file = client.create(&root, "file");
         made(&client.done(9, &[named(&root, "folder"), mode(0o755)].concat()));
         let (_, verifier) = write(&mut client, &file, 0, UNSTABLE, b"text").unwrap();
@@ -647,8 +635,7 @@ fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
         fs::create_dir_all(data("")).unwrap();
         let bad = damage(&disk, "file");
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let file = client.lookup(&root, "file");
         let before = 64 * BLOCK as u64;
         let rest = client.done(6, &read_args(&file, bad - before, 2 * before as u32));
@@ -684,8 +671,7 @@ fn very_many_files_are_read_and_written_with_few_descriptors() {
         let serving = serve(&place);
         let count = effort(20_000, 100_000);
         (0..count).for_each(|number| fs::write(data(&number.to_string()), format!("{number:9}")).unwrap());
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let mut resident_before = 0;
         for number in 0..count {
             let file = client.lookup(&root, &number.to_string());
@@ -736,8 +722,7 @@ fn writes_that_hang_leave_threads_to_calls_that_need_no_medium() {
     with_mounts(|| {
         let (_disk, place) = (Disk::new(), Place::new());
         let serving = serve(&place);
-        let mut client = serving.client();
-        let root = client.mnt(&data("")).unwrap();
+        let (mut client, root) = serving.mount(&data(""));
         let files: Vec<_> = (0..12).map(|number| client.create(&root, &number.to_string())).collect();
         for file in &files {
             write(&mut client, file, 0, FILE_SYNC, b"text").unwrap();

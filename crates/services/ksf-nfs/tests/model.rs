@@ -132,8 +132,7 @@ impl Server for Calls<'_> {
 #[test]
 fn calls_do_what_they_do_on_a_plain_directory() {
     for seed in 0..effort(25, 1000) {
-        let place = Place::new();
-        let serving = place.serve();
+        let (place, serving) = Place::served();
         let mut clients = [(); 2].map(|()| serving.client());
         // Two calls of one machine with one xid and the same arguments are tries of one.
         clients[1].xid = 1 << 31;

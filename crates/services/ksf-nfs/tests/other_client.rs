@@ -143,8 +143,7 @@ fn mode(mode: u32) -> sattr3 {
 
 #[test]
 fn another_client_understands_each_result_of_each_procedure() {
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let connect = || Waits(stream::connect(serving.address()));
     let auth = || opaque_auth::auth_unix(&auth_unix::default());
 

@@ -59,8 +59,7 @@ fn attributes_are_those_of_the_folder() {
     fs::write(place.path("file"), "hello").unwrap();
     fs::set_permissions(place.path("file"), fs::Permissions::from_mode(0o4751)).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let attr = getattr(&mut client, &root);
     let known = fs::metadata(place.path("")).unwrap();
     assert_eq!((attr.file_type, attr.fileid, attr.nlink), (2, known.ino(), known.nlink() as u32));
@@ -84,10 +83,8 @@ fn attributes_are_those_of_the_folder() {
 
 #[test]
 fn what_is_written_is_read_and_is_in_the_file() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.create(&root, "file");
     let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
     for (stable, offset) in [(0, 0), (1, 1 << 20), (2, (2 << 20) + 5)] {
@@ -121,10 +118,8 @@ fn what_is_written_is_read_and_is_in_the_file() {
 /// The last byte of a file is the one before 2^63 - 1.
 #[test]
 fn offsets_and_counts_have_the_bounds_of_their_types() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.create(&root, "file");
     client.done(7, &write_args(&file, 0, 0, b"hello"));
     // COMMIT: all of the file, whatever part is named.
@@ -166,8 +161,7 @@ fn offsets_and_counts_have_the_bounds_of_their_types() {
 fn attributes_are_set_and_the_guard_is_held() {
     let place = Place::new();
     let serving = place.serve_all(EngineKind::Epoll, vec![place.export_with(true)]);
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.create(&root, "file");
     client.done(7, &write_args(&file, 0, 0, b"0123456789"));
     let before = getattr(&mut client, &file);
@@ -191,10 +185,8 @@ fn attributes_are_set_and_the_guard_is_held() {
 
 #[test]
 fn files_are_made_in_each_of_the_three_ways() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let create = |how: u32, name: &str, rest: &[u8]| [named(&root, name), words(&[how]), rest.to_vec()].concat();
     // UNCHECKED takes a file that is there, GUARDED does not.
     let first = made(&client.done(8, &create(0, "a", &mode(0o640))));
@@ -216,10 +208,8 @@ fn files_are_made_in_each_of_the_three_ways() {
 
 #[test]
 fn folders_links_and_nodes_are_made_and_removed() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let folder = made(&client.done(9, &[named(&root, "folder"), mode(0o750)].concat()));
     assert_eq!(fs::metadata(place.path("folder")).unwrap().mode() & 0o7777, 0o750);
     let mut args = [named(&folder, "link"), mode(0o777)].concat();
@@ -315,8 +305,7 @@ fn listings_have_each_entry_once_whatever_fits() {
     names.sort();
     names.dedup();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     for (plus, count) in
         [(false, 512), (false, 4096), (false, 1 << 20), (false, u32::MAX), (true, 512), (true, 8192), (true, u32::MAX)]
     {
@@ -347,8 +336,7 @@ fn entries_have_handle_and_attributes_of_lookup() {
     std::os::unix::fs::symlink("file", place.path("link")).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(place.path("socket")).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     // The second time the server may know the handles.
     for _ in 0..2 {
         let entries = list(&mut client, &root, true, 8192);
@@ -365,10 +353,8 @@ fn entries_have_handle_and_attributes_of_lookup() {
 
 #[test]
 fn the_server_and_its_file_system_are_described() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let rest = client.done(18, &handle(&root));
     let mut r = XdrReader::new(&rest);
     Attr::read_option(&mut r).unwrap();
@@ -406,8 +392,7 @@ fn errors_are_those_of_the_rfc_with_weak_cache_data() {
     fs::create_dir_all(place.path("folder/inside")).unwrap();
     fs::write(place.path("file"), "x").unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.lookup(&root, "file");
     let folder = client.lookup(&root, "folder");
     let attr_only =
@@ -462,8 +447,7 @@ fn names_that_cannot_be_are_refused_by_each_procedure() {
     fs::create_dir(place.path("folder")).unwrap();
     fs::write(place.path("file"), "x").unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let (file, folder) = (client.lookup(&root, "file"), client.lookup(&root, "folder"));
     let calls = |name: &str| {
         let at = named(&folder, name);
@@ -539,10 +523,8 @@ pub(crate) fn arguments(object: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 #[test]
 fn a_handle_that_is_none_is_refused_by_every_procedure() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     for (procedure, args) in arguments(b"") {
         let (status, rest) = client.nfs(procedure, &args);
         assert_eq!(status, BADHANDLE, "procedure {procedure}");
@@ -568,10 +550,8 @@ fn a_handle_that_is_none_is_refused_by_every_procedure() {
 
 #[test]
 fn arguments_that_cannot_be_decoded_are_garbage() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let garbage = ReplyStatus::Accepted(Accepted::GarbageArgs);
     for (procedure, args) in arguments(&root) {
         for length in (0..args.len()).step_by(4) {
@@ -599,8 +579,7 @@ fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
     let place = Place::new();
     fs::write(place.path("file"), vec![7; 100_000]).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.lookup(&root, "file");
     let socket = ksf_test::stream::datagrams(serving.udp());
     let mut buffer = vec![0; 65_536];
@@ -627,8 +606,7 @@ fn nfs_is_served_over_tcp_alone_and_mount_by_datagrams_too() {
 /// A datagram's sender may be another one than it says: a list that is much longer than the call would hit a victim.
 #[test]
 fn no_list_by_datagram_is_longer_than_twice_its_call() {
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let mut client = serving.client();
     let socket = ksf_test::stream::datagrams(serving.udp());
     let mut buffer = vec![0; 65_536];
@@ -672,8 +650,7 @@ fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {
     let place = Place::new();
     fs::write(place.path("file"), vec![b'f'; 10_000]).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let at_once = || serving.nfs.files().fs_counters().warm;
     let before = serving.nfs.clients()[0];
     let (mut calls, mut read_bytes) = (0, 0);

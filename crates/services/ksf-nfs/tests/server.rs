@@ -52,10 +52,8 @@ fn a_client_works_on_each_engine() {
 
 #[test]
 fn a_call_that_is_sent_again_is_not_carried_out_again() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     fs::write(place.path("file"), "").unwrap();
     let remove = named(&root, "file");
     client.xid = 500;
@@ -95,10 +93,8 @@ fn a_call_that_is_sent_again_is_not_carried_out_again() {
 
 #[test]
 fn calls_that_are_sent_again_in_a_storm_are_carried_out_once() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (_client, root) = serving.mount(&place.path(""));
     let mut others: Vec<Client> = (0..3).map(|_| serving.client()).collect();
     for round in 0..100 {
         let create = [named(&root, &format!("file {round}")), words(&[1]), mode(0o644)].concat();
@@ -303,8 +299,7 @@ fn clients_come_over_ipv6_and_exports_name_their_networks() {
         let [open, closed, old] = exports.clone().map(|export| export.path);
         fs::write(open.join("file"), "text").unwrap();
         let serving = place.serve_at(loopback.into(), engine, exports.into());
-        let mut client = serving.client();
-        let root = client.mnt(&open).unwrap();
+        let (mut client, root) = serving.mount(&open);
         let file = client.lookup(&root, "file");
         assert!(client.done(6, &read_args(&file, 0, 4)).ends_with(b"text"));
         assert_eq!(client.mnt(&closed), Err(ACCES));
@@ -333,8 +328,7 @@ fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
     fs::write(place.path("a/file"), "").unwrap();
     std::os::unix::fs::symlink("/", place.path("link")).unwrap();
     let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let a = client.lookup(&root, "a");
     let b = client.lookup(&a, "b");
     assert_eq!(client.mnt(&place.path("a/b/")), Ok(b));
@@ -413,8 +407,7 @@ fn link_to_the_file_of_another_user_follows_the_setting_of_the_machine() {
 
 #[test]
 fn what_each_client_has_asked_for_is_counted() {
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let [mut one, mut two] = [(); 2].map(|()| serving.client());
     let root = one.mnt(&place.path("")).unwrap();
     let file = two.create(&root, "file");
@@ -454,10 +447,8 @@ fn unix_body(name_bytes: usize, name: &[u8], gids_count: u32, gids: &[u32]) -> V
 
 #[test]
 fn a_credential_that_is_none_is_refused_and_the_connection_goes_on() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let greatest = unix_body(255, &[b'n'; 255], 16, &[7; 16]);
     let (bad, rejected) = (AuthStat::BADCRED, AuthStat::REJECTEDCRED);
     let whole = |body: Vec<u8>| (body.len(), body);
@@ -500,10 +491,8 @@ fn a_credential_that_is_none_is_refused_and_the_connection_goes_on() {
 #[test]
 fn files_that_shrink_are_read_and_written_as_far_as_they_go() {
     const FULL: usize = 256 << 10;
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let [seen, changed] = ["seen", "changed"].map(|name| client.create(&root, name));
     std::thread::scope(|scope| {
         // Dropped in the end, also by a failure.
@@ -547,8 +536,7 @@ fn nothing_changes_on_an_export_that_is_read_only() {
     let options = ExportOptions { read_only: true, squash: Squash::None, ..ExportOptions::default() };
     let export = ExportSettings { options, ..place.export() };
     let serving = place.serve_all(EngineKind::Epoll, vec![export]);
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.lookup(&root, "file");
     client.done(6, &read_args(&file, 0, 1));
     let new = named(&root, "new");
@@ -571,13 +559,11 @@ fn nothing_changes_on_an_export_that_is_read_only() {
 
 #[test]
 fn handles_are_good_after_a_restart() {
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     if serving.nfs.exports().any(|export| export.handles() == HandleSource::Table) {
         return skip("handles that outlive the server need root");
     }
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.create(&root, "file");
     let rest = client.done(7, &write_args(&file, 0, 0, b"before"));
     let verifier = rest[rest.len() - 8..].to_vec();
@@ -594,8 +580,7 @@ fn handles_are_good_after_a_restart() {
 
 #[test]
 fn there_is_no_program_for_locks() {
-    let place = Place::new();
-    let serving = place.serve();
+    let (_place, serving) = Place::served();
     let mut client = serving.client();
     for version in [1, 3, 4] {
         let (status, results) = client.ask(100_021, version, 2, &words(&[0, 1, 2, 3]));
@@ -650,8 +635,7 @@ fn a_write_without_room_for_uncommitted_data_is_durable_when_it_is_answered() {
     let mut settings = place.files(vec![place.export()]);
     settings.fs.uncommitted_files_max = 0;
     let serving = place.serve_files(Ipv4Addr::LOCALHOST.into(), EngineKind::Epoll, settings);
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (mut client, root) = serving.mount(&place.path(""));
     for number in 0..20 {
         let file = client.create(&root, &number.to_string());
         let rest = client.done(7, &write_args(&file, 0, UNSTABLE, b"text"));
@@ -668,10 +652,8 @@ fn a_write_without_room_for_uncommitted_data_is_durable_when_it_is_answered() {
 
 #[test]
 fn a_peer_that_reads_nothing_is_bounded_and_gets_all_when_it_reads() {
-    let place = Place::new();
-    let serving = place.serve();
-    let mut client = serving.client();
-    let root = client.mnt(&place.path("")).unwrap();
+    let (place, serving) = Place::served();
+    let (mut client, root) = serving.mount(&place.path(""));
     let file = client.create(&root, "file");
     let data = vec![7; 1 << 20];
     client.done(7, &write_args(&file, 0, 2, &data));
@@ -704,8 +686,7 @@ fn a_peer_that_writes_and_reads_nothing_is_slowed_at_the_bound_of_its_connection
     const WRITES: usize = 1000;
     // The request that reaches the bound may exceed it.
     let work_bytes_max = Limits::default().connection_bytes_max + (2 << 20);
-    let place = Place::new();
-    let serving = place.serve();
+    let (place, serving) = Place::served();
     let mut sender = serving.client();
     let root = sender.mnt(&place.path("")).unwrap();
     let file = sender.create(&root, "file");

@@ -166,8 +166,7 @@ fn nothing_is_left() {
 
 #[test]
 fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let nginx = start_nginx(&folder, &[]);
     let program = accelerated(2);
     let holder = program["pid"].as_u64().unwrap();
@@ -210,8 +209,7 @@ fn nginx_serves_where_connections_arrive_and_leaves_nothing() {
 /// As distributions start it: the process that is asked for is neither the one that was started nor a worker.
 #[test]
 fn a_daemon_is_found_by_its_master() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let config = folder.write("nginx.conf", NGINX.replace("LISTEN", ADDRESS).replace("daemon off", "daemon on"));
     let here = format!("{}/", folder.path("").display());
     let mut command = accel_run(&[]);
@@ -244,8 +242,7 @@ fn haproxy_threads_with_shards_take_what_is_steered_to_them() {
 
 /// HAProxy with two threads, with these settings of its own and of its `bind`.
 fn haproxy(settings: &str, bind: &str) {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let config = folder.write(
         "haproxy.cfg",
         format!(
@@ -284,8 +281,7 @@ fn takes_its_own(program: &Value) {
 
 #[test]
 fn reloads_and_killed_workers_lose_no_connection() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let nginx = start_nginx(&folder, &[]);
     accelerated(2);
     let (stop, served, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
@@ -343,8 +339,7 @@ fn worker_pids(program: &Value) -> Vec<u64> {
 
 #[test]
 fn a_killed_holder_or_program_leaves_the_rest_working() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let nginx = start_nginx(&folder, &[]);
     let holder = accelerated(2)["pid"].as_u64().unwrap();
     kill(holder, Signal::KILL);
@@ -402,8 +397,7 @@ fn process_id_exit_status_and_signals_are_the_programs_own() {
 
 #[test]
 fn a_program_that_cannot_be_helped_is_run_as_it_is() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let source =
         folder.write("main.c", "#include <stdlib.h>\nint main(void) { return getenv(\"LD_PRELOAD\") ? 1 : 5; }");
     let program = folder.path("static");
@@ -473,8 +467,7 @@ fn flags_choose_cpus_pinning_and_steering() {
 
 #[test]
 fn a_running_program_is_switched_off_and_on_again() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let nginx = start_nginx(&folder, &[]);
     let program = accelerated(2);
     let [holder, worker] = [&program["pid"], &program["workers"][0]["pid"]].map(ToString::to_string);
@@ -615,8 +608,7 @@ fn servers(answers: &[String]) -> Vec<(u64, usize)> {
 
 #[test]
 fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let Some(program) = go_program(&folder) else { return };
     let Some([a, b]) = two_cpus_or_skip() else { return };
     let said = folder.path("said");
@@ -649,8 +641,7 @@ fn copies_of_a_go_program_share_a_port_and_serve_their_cpu() {
 
 #[test]
 fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let Some(program) = go_program(&folder) else { return };
     let said = folder.path("said");
     let mut command = accel_run(&[]);
@@ -673,8 +664,7 @@ fn a_go_program_alone_is_run_as_it_is_and_its_copies_can_be_attached_to() {
 
 #[test]
 fn a_running_nginx_with_sockets_of_its_own_is_steered() {
-    let Some(()) = support::private_network_and_run() else { return };
-    let folder = Folder::new();
+    let Some(folder) = support::private_network_and_run().map(|()| Folder::new()) else { return };
     let nginx = start_nginx_by(Command::new("env"), &folder, &format!("{ADDRESS} reuseport"));
     wait_until("it is served", || is_served(address()));
     let said = folder.path("said");

@@ -67,7 +67,6 @@ fn answers<E: Engine>() {
                 assert_eq!((&reply[..length], sender), (&*bytes(number), (to, port).into()), "{listen}, {round}");
             }
         }
-        bench.engine.shutdown();
     }
 }
 
@@ -102,7 +101,6 @@ fn both_families<E: Engine>() {
             assert_eq!(peer.local.map(|(addr, _)| addr), (at == 2).then_some(to[at].ip()));
         }
     }
-    bench.engine.shutdown();
 }
 
 /// The address of a group of hosts is not one to send from.
@@ -143,7 +141,6 @@ fn answers_to_many<E: Engine>() {
         assert_eq!((stats.datagrams_out.value(), stats.datagrams_unsent.value()), (1, 0), "to {to}");
         let (_, answered_from) = peer.recv_from(&mut [0; 20]).unwrap();
         assert!(NEAR.1.contains(&&*answered_from.ip().to_string()), "to {to}: {answered_from}");
-        bench.engine.shutdown();
     }
 }
 
@@ -205,7 +202,6 @@ fn joined<E: Engine>() {
         }
         assert_eq!(whole, replies.concat());
         assert!(packets < replies.len() / 2, "{packets} packets for {} replies", replies.len());
-        bench.engine.shutdown();
     }
 }
 
@@ -236,7 +232,6 @@ fn narrow_path<E: Engine>() {
         }
     }
     assert_eq!((bench.env.stats.datagrams_out.value(), bench.env.stats.datagrams_unsent.value()), (60, 0));
-    bench.engine.shutdown();
 }
 
 /// Only replies that leave when they are alone show that the kernel did not want them joined.
@@ -267,7 +262,6 @@ fn joined_beside_refused<E: Engine>() {
         let length = peer.recv(&mut [0; 1_000]).unwrap();
         assert_eq!(length, COUNT * b"a reply".len(), "beside {refused} they leave one by one");
     }
-    bench.engine.shutdown();
 }
 
 #[test]
@@ -293,7 +287,6 @@ fn truncated<E: Engine>() {
             assert_eq!((truncated, chunk.len()), (length > slot_bytes, length.min(slot_bytes)));
         }
     }
-    bench.engine.shutdown();
 }
 
 #[test]
@@ -332,7 +325,6 @@ fn refused<E: Engine>() {
             assert_eq!(&got[..length], expected);
         }
     }
-    bench.engine.shutdown();
 }
 
 /// What a send is told may be of a datagram that left before: of those that it was to send none is at fault.
@@ -377,7 +369,6 @@ fn earlier_error<E: Engine>() {
             assert_eq!(there.recv(&mut [0; 100]).unwrap(), length);
         }
     }
-    bench.engine.shutdown();
 }
 
 /// A socket that was handed over may be connected: it then hears that its peer is gone.
@@ -409,7 +400,6 @@ fn peer_gone<E: Engine>() {
     let peer = UdpSocket::bind(at).unwrap();
     peer.send_to(b"me", ours.local_addr().unwrap()).unwrap();
     bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
-    bench.engine.shutdown();
 }
 
 /// Epoll reports an error also of a socket that it was not asked about, in every wait.
@@ -431,7 +421,6 @@ fn an_error_of_a_socket_that_is_not_read_is_taken() {
     peer.send_to(b"me", ours.local_addr().unwrap()).unwrap();
     bench.engine.set_datagrams_reading(0, true);
     bench.wait_for("a datagram", |events| matches!(events, [Event::Datagram { .. }]));
-    bench.engine.shutdown();
 }
 
 /// A socket that was handed over may have IP_RECVERR: errors then wait in a queue, and are reported until they are taken.
@@ -471,7 +460,6 @@ fn queued_errors<E: Engine>(reads: &[bool]) {
                 waits += 1;
                 assert!(waits < 1000, "{host}, read: {reads}: it ends every wait");
             }
-            bench.engine.shutdown();
         }
     }
 }
@@ -515,7 +503,6 @@ fn shut_down<E: Engine>() {
         let mut bench = Bench::<E>::new();
         let error = bench.engine.listen_datagrams(0, ours.as_raw_fd()).unwrap_err();
         assert!(error.to_string().contains("shut down"), "{error}");
-        bench.engine.shutdown();
     }
 }
 
@@ -578,7 +565,6 @@ fn full_and_shut_down<E: Engine>() {
         }
         // A socket that is shut down for sending refuses them.
         assert_eq!(gone(&bench).1 > 0, how == Shutdown::Both, "{how:?}: {:?}", gone(&bench));
-        bench.engine.shutdown();
     }
 }
 
@@ -627,7 +613,6 @@ fn requests_to_the_ring_do_not_hide_datagrams() {
             bench.events.clear();
         }
     }
-    bench.engine.shutdown();
 }
 
 #[test]
@@ -667,7 +652,6 @@ fn busy_socket<E: Engine>() {
             arrived += bench.events.drain(..).count();
         }
     }
-    bench.engine.shutdown();
 }
 
 #[test]
@@ -706,5 +690,4 @@ fn no_slot<E: Engine>() {
             assert_eq!(*chunk, [number as u8]);
         }
     }
-    bench.engine.shutdown();
 }

@@ -162,7 +162,6 @@ fn many_datagrams<E: Engine>() {
         assert_eq!(peer.recv_from(&mut got).unwrap(), (9, ours.local_addr().unwrap()));
         assert_eq!(got[..9], [(number % COUNT) as u8; 9], "out of order");
     }
-    bench.engine.shutdown();
 }
 
 /// Looking again and again would cost a call each; a ring shows in shared memory whether there is something. Of datagrams
@@ -205,14 +204,20 @@ fn a_look_at_a_ring_that_finds_nothing_takes_no_system_call() {
         assert_eq!(bench.env.stats.syscalls.value(), before + 1);
         bench.events.clear();
     }
-    bench.engine.shutdown();
 }
 
 /// An engine, and what it has reported.
-pub(super) struct Bench<E> {
+pub(super) struct Bench<E: Engine> {
     pub(super) env: Env,
     pub(super) engine: E,
     pub(super) events: Vec<Event>,
+}
+
+impl<E: Engine> Drop for Bench<E> {
+    /// The engine lets go of the memory of the pool before that is freed.
+    fn drop(&mut self) {
+        self.engine.shutdown();
+    }
 }
 
 impl<E: Engine> Bench<E> {
@@ -259,7 +264,7 @@ impl<E: Engine> Bench<E> {
     }
 }
 
-impl<E> Bench<E> {
+impl<E: Engine> Bench<E> {
     pub(super) fn count(&self, is: impl Fn(&Event) -> bool) -> usize {
         self.events.iter().filter(|event| is(event)).count()
     }
@@ -301,7 +306,6 @@ fn another_reader<E: Engine>() {
     };
     bench.wait_for("the end, twice", |events| ended(events, 0) && ended(events, 1));
     assert_eq!(bench.events.len(), 2, "{:?}", bench.events);
-    bench.engine.shutdown();
 }
 
 /// Two listeners on one socket, as shards and processes share it: both are woken, and one gets the connection.
@@ -322,7 +326,6 @@ fn another_listener<E: Engine>() {
         assert_eq!(bench.count(|event| matches!(event, Event::Accepted { .. })), accepted, "{:?}", bench.events);
         peers.push(UnixStream::connect_addr(&name).unwrap());
     }
-    bench.engine.shutdown();
 }
 
 /// In a network namespace of its own or not: the kernel chooses a name that is free.
@@ -353,7 +356,6 @@ fn receiving_in_the_other_mode<E: Engine>() {
         assert!(bench.events.is_empty(), "{:?}", bench.events);
         peer.write_all(b"bytes").unwrap();
         bench.expect_bytes(b"bytes");
-        bench.engine.shutdown();
     }
 }
 
@@ -390,7 +392,6 @@ fn sending_in_the_other_mode<E: Engine>() {
             }
         }
         assert!(reader.join().unwrap().unwrap() == [7; BYTES]);
-        bench.engine.shutdown();
     }
 }
 
@@ -418,7 +419,6 @@ fn accepting_in_the_other_mode<E: Engine>() {
     let _peer = UnixStream::connect_addr(&name).unwrap();
     bench.wait_for("a connection", |events| !events.is_empty());
     assert!(matches!(bench.events[..], [Event::Accepted { .. }]), "{:?}", bench.events);
-    bench.engine.shutdown();
 }
 
 /// A wait that a signal ends reports nothing, and no error.
@@ -445,7 +445,6 @@ fn signalled<E: Engine>() {
         bench.engine.wait(&mut bench.env, Wait { timeout: Some(PATIENCE), gather: None }, &mut bench.events).unwrap();
         assert!(bench.events.is_empty(), "{:?}", bench.events);
         assert!(start.elapsed() < PATIENCE, "no signal ended the wait");
-        bench.engine.shutdown();
     });
     let thread = told.recv().unwrap();
     while !waiter.is_finished() {
@@ -469,7 +468,6 @@ fn timed_out<E: Engine>() {
         bench.engine.wait(&mut bench.env, wait, &mut bench.events).unwrap();
         assert!(bench.events.is_empty(), "{:?}", bench.events);
     }
-    bench.engine.shutdown();
 }
 
 /// The buffer of a message of 100,000 bytes, as a connection lends it.
@@ -537,7 +535,6 @@ fn receiving_into_lent_buffers<E: Engine>() {
     let [Event::ReceivedDirect { bytes: 0, .. }, Event::Eof { .. }, ..] = bench.events[..] else {
         panic!("{:?}", bench.events)
     };
-    bench.engine.shutdown();
 }
 
 /// The kernel may write into it until then.
@@ -607,7 +604,6 @@ fn reset_while_unread<E: Engine>() {
         if !bench.engine.release(key(0)) {
             bench.wait_for("the end", |events| matches!(events[..], [Event::Released { .. }]));
         }
-        bench.engine.shutdown();
     }
 }
 
@@ -635,7 +631,6 @@ fn many_pieces<E: Engine>() {
     peer.read_exact(&mut got).unwrap();
     assert!(got.chunks(100).zip(0..PIECES).all(|(bytes, piece)| bytes == [piece; 100]));
     assert_eq!(data_segments_sent(&ours), 1);
-    bench.engine.shutdown();
 }
 
 /// Segments with bytes that a connection has sent: `tcpi_data_segs_out` (linux/tcp.h), which `libc` does not have.

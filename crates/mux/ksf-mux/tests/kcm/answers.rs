@@ -18,15 +18,13 @@ const REQUESTS: usize = 20_000;
 
 #[test]
 fn every_client_gets_its_own_answers() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     serve(&mux, REQUESTS, || attached(&mux).far, answer_one);
 }
 
 #[test]
 fn every_client_gets_its_own_answers_of_workers_that_hold_several() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     serve(&mux, REQUESTS, || attached(&mux).far, answer_many);
 }
 
@@ -60,8 +58,7 @@ fn gets(tcp: &Tcp) -> char {
 /// The last message of a call has any number of answers, and what has none leaves nothing over.
 #[test]
 fn answers_may_be_several_or_none() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let (one, two) = (attached(&mux), attached(&mux));
     asked_by(&mux, &[&one, &two]);
     "abc".bytes().for_each(|letter| assert_eq!(send(&mux, letter).unwrap(), 10));
@@ -74,8 +71,7 @@ fn answers_may_be_several_or_none() {
 
 #[test]
 fn the_answer_to_a_connection_that_is_gone_reaches_nobody() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let (one, two, three) = (attached(&mux), attached(&mux), attached(&mux));
     asked_by(&mux, &[&one, &two, &three]);
     mux.unattach(two.id).unwrap();
@@ -103,8 +99,7 @@ fn the_answer_to_a_connection_that_is_gone_reaches_nobody() {
 /// Half a message that answers somebody does not become the beginning of the next one.
 #[test]
 fn the_pieces_of_an_answer_go_to_one_connection() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let (one, two) = (attached(&mux), attached(&mux));
     asked_by(&mux, &[&one]);
     mux.send(&message(10, b'a')[..4], Flags::NONE).unwrap();
@@ -127,8 +122,7 @@ fn the_pieces_of_an_answer_go_to_one_connection() {
 /// A message is received with the first piece of it, once; one that was only looked at is not.
 #[test]
 fn pieces_of_a_request_are_one_message() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let (one, two) = (attached(&mux), attached(&mux));
     for tcp in [&one, &two] {
         tcp.put(100, b'a');
@@ -158,8 +152,7 @@ fn pieces_of_a_request_are_one_message() {
 
 #[test]
 fn threads_of_one_socket_answer_what_each_received() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let (one, two) = (attached(&mux), attached(&mux));
     asked_by(&mux, &[&one]);
     std::thread::scope(|scope| {
@@ -178,8 +171,7 @@ fn threads_of_one_socket_answer_what_each_received() {
 #[test]
 fn two_hundred_threads_of_one_socket_answer_what_each_received() {
     const THREADS: u32 = 200;
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let clients: Vec<_> = (0..THREADS).map(|_| attached(&mux)).collect();
     let all_have_received = Barrier::new(clients.len());
     std::thread::scope(|scope| {

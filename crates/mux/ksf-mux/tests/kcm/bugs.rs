@@ -12,8 +12,7 @@ use super::support::*;
 /// B1: a program that reads at the start takes the first message's length for all messages of a segment.
 #[test]
 fn bug_b1_messages_of_one_segment_are_cut_by_their_own_length() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached_with(&mux, documented(), None);
     let lengths: Vec<usize> = (0..500).map(|at| 4 + (at * 37) % 90).collect();
     let all: Vec<u8> = lengths.iter().flat_map(|bytes| message(*bytes, b'a')).collect();
@@ -26,8 +25,7 @@ fn bug_b1_messages_of_one_segment_are_cut_by_their_own_length() {
 /// B2: of a message read in part from a SOCK_SEQPACKET socket the rest is lost, by recv and by splice.
 #[test]
 fn bug_b2_the_rest_of_a_message_is_not_lost() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let tcp = attached(&mux);
     let sent: Vec<u8> = (0..20u8).flat_map(|at| message(100, b'a' + at)).collect();
     (&tcp.far).write_all(&sent).unwrap();
@@ -61,8 +59,7 @@ fn bug_b2_the_rest_of_a_message_is_not_lost() {
 /// B3: while the program asks for more there is no limit.
 #[test]
 fn bug_b3_a_header_that_never_ends_is_bounded() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached_with(&mux, constant(0), Some(16_384));
     tcp.far.set_nonblocking(true).unwrap();
     let zeros = [0; 65_536];
@@ -159,8 +156,7 @@ fn bug_b6_messages_count_for_their_own_length() {
 /// B7: messages near SO_RCVBUF stall without an error.
 #[test]
 fn bug_b7_messages_as_long_as_the_receive_buffer_arrive() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached_with(&mux, framing(), Some(8192));
     let limit = sockopt::socket_recv_buffer_size(&tcp.near).unwrap();
     for bytes in [7372, 8192, limit - 1, limit] {
@@ -174,8 +170,7 @@ fn bug_b7_messages_as_long_as_the_receive_buffer_arrive() {
 /// B8: unattach loses the bytes of an unfinished message, and drops a whole one that waits.
 #[test]
 fn bug_b8_unattach_loses_nothing() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached(&mux);
     let half = &message(60, b'b')[..25];
     (&tcp.far).write_all(&[&message(10, b'a'), half].concat()).unwrap();
@@ -217,8 +212,7 @@ fn bug_b9_statistics_are_right() {
 /// B10: a message does not say where it came from.
 #[test]
 fn bug_b10_a_message_names_its_connection_and_is_answered_there() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = [attached(&mux), attached(&mux), attached(&mux)];
     for (at, tcp) in tcp.iter().enumerate() {
         tcp.put(10 + at, b'a');

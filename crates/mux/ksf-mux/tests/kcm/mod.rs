@@ -16,8 +16,7 @@ use support::*;
 
 #[test]
 fn a_message_goes_into_several_buffers() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let tcp = attached(&mux);
     (&tcp.far).write_all(&[&12u32.to_be_bytes()[..], b"abcdefgh"].concat()).unwrap();
     let (mut first, mut second) = ([0; 5], [0; 5]);
@@ -32,8 +31,7 @@ fn a_message_goes_into_several_buffers() {
 
 #[test]
 fn splice_to_a_pipe() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let tcp = attached(&mux);
     let (mut reader, writer) = std::io::pipe().unwrap();
     tcp.put(60, b'a');
@@ -69,8 +67,7 @@ fn a_disabled_socket_waits_for_its_time() {
 
 #[test]
 fn several_are_received_for_as_long_as_the_caller_waits() {
-    own_network();
-    let mux = kcm(Kind::Seqpacket);
+    let mux = own_kcm(Kind::Seqpacket);
     let tcp = attached(&mux);
     tcp.put(10, b'a');
     let mut buffers = [[0; 64]; 8];
@@ -85,8 +82,7 @@ fn several_are_received_for_as_long_as_the_caller_waits() {
 /// They go before SO_RCVBUF and SO_RCVTIMEO of the connection, which the contract's rows have.
 #[test]
 fn limits_that_are_given_at_attach_hold() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let attached_with = |options| {
         let (near, far) = connection(None);
         let id = mux.attach(near, framing(), options).unwrap();
@@ -108,8 +104,7 @@ fn limits_that_are_given_at_attach_hold() {
 
 #[test]
 fn a_disabled_socket_receives_when_it_is_enabled() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached(&mux);
     tcp.put(10, b'a');
     mux.set_receiving(false);
@@ -166,8 +161,7 @@ fn a_batch_that_grows_too_long_leaves() {
 
 #[test]
 fn readers_that_want_errors_get_them_after_the_last_message() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     mux.report_errors();
     let tcp = attached(&mux);
     tcp.put(10, b'a');
@@ -180,8 +174,7 @@ fn readers_that_want_errors_get_them_after_the_last_message() {
 
 #[test]
 fn statistics() {
-    own_network();
-    let mux = kcm(Kind::Dgram);
+    let mux = own_kcm(Kind::Dgram);
     let tcp = attached(&mux);
     tcp.put(10, b'a');
     assert_eq!(receive(&mux), "10 a EOR");

@@ -78,6 +78,12 @@ pub(crate) fn kcm(kind: Kind) -> KcmSocket {
     KcmSocket::new(kind, KcmOptions::default()).unwrap()
 }
 
+/// The same in a network of the test's own.
+pub(crate) fn own_kcm(kind: Kind) -> KcmSocket {
+    own_network();
+    kcm(kind)
+}
+
 // --- observations -----------------------------------------------------------------------------------------------------
 
 /// The error of a connection, waited for.

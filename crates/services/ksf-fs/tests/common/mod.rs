@@ -74,6 +74,12 @@ pub(crate) fn on_lane(test: impl FnOnce(&mut Lane) + Send) {
     });
 }
 
+/// Runs a test on a lane, with a server that is open to all.
+#[allow(dead_code)]
+pub(crate) fn with_lane(test: impl FnOnce(&mut Lane, Served) + Send) {
+    on_lane(|lane| test(lane, Served::open_to_all()));
+}
+
 #[allow(dead_code)]
 pub(crate) fn root() -> Credential {
     Credential::unix(0, 0, &[])

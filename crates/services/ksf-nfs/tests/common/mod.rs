@@ -36,6 +36,13 @@ impl Place {
         self.export_as(ExportOptions { exclusive, ..ExportOptions::default() })
     }
 
+    /// A new export, and a server of it.
+    pub(crate) fn served() -> (Self, Serving) {
+        let place = Self::new();
+        let serving = place.serve();
+        (place, serving)
+    }
+
     pub(crate) fn serve(&self) -> Serving {
         self.serve_all(EngineKind::Epoll, vec![self.export()])
     }
@@ -88,6 +95,13 @@ impl Serving {
     /// A client that is root.
     pub(crate) fn client(&self) -> Client {
         Client::new(self.address(), "tests", 0, 0, &[])
+    }
+
+    /// A client that is root, and the handle of an exported folder.
+    pub(crate) fn mount(&self, path: &Path) -> (Client, Vec<u8>) {
+        let mut client = self.client();
+        let root = client.mnt(path).unwrap();
+        (client, root)
     }
 
     pub(crate) fn user(&self, uid: u32, gid: u32, groups: &[u32]) -> Client {
