@@ -6,6 +6,8 @@
 //!                    └► persistent memory: stores, flushes, one fence ─┘ in the same turn
 //! ```
 
+mod background;
+mod connection;
 mod queue;
 
 use std::any::Any;
@@ -16,61 +18,39 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ksf::error::FramingError;
-use ksf::files::{File, FileDone, FileOp, FileRefused, Files, Refusal};
+use ksf::files::{File, FileDone, FileOp, Files};
 use ksf::framing::{Frame, Framing, Part};
 use ksf::gates::{Gate, LogId};
 use ksf::limits::{Limits, Time};
 use ksf::logged::{After, Logged};
 use ksf::service::{ConnKey, Message, Peer, Refused};
 use ksf::{CloseReason, Closer, Profile, Reply, Service, Turn, Waker};
-use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan, Spans, Version, Writer};
+use ksf_proto::resp::{self, RespLimits, Scan, Spans, Version, Writer};
 use ksf_store::format::{LOGS_MAX, Lsn};
-use ksf_store::index::leaf::LetGo;
 use ksf_store::log::{Purpose, WriteId};
-use ksf_store::store::{Clock, Needs, Shard, Store, SweepBudget, Undone};
+use ksf_store::store::{Needs, Shard, Store, Undone};
 use ksf_store::work;
 
-use self::queue::{At, Fetch, Fetched, Queue, Resumed, Waiting};
+pub use self::connection::KvConn;
+use self::connection::{Protocol, scan_of_stranger};
+use self::queue::{At, Fetch, Fetched, Queue, Resumed};
 use crate::cleaner::Cleaner;
 use crate::clients::{Clients, monotonic_ms};
 use crate::commands::backup::LogFiles;
 use crate::commands::{self, Session, Standing};
-use crate::disk::{BLOCK_BYTES, Disk, DiskError};
+use crate::disk::{Disk, DiskError};
 use crate::http::{self, STRANGER_BYTES_MAX};
 use crate::medium::{self, MappedLog, Medium};
 use crate::settings::{Durability, Settings};
 
-/// Limits of a command before `AUTH`: those of Redis for arguments, and for the command as a whole.
-const STRANGER_LIMITS: RespLimits =
-    RespLimits { arguments_max: 10, argument_bytes_max: STRANGER_BYTES_MAX, command_bytes_max: STRANGER_BYTES_MAX };
-/// Writes of a log under way at a time: while one is waited for the next ones are on their way.
-const WRITES_MAX: usize = 4;
 /// Bytes of a log that are not on the medium at most, or half a segment if that is less: above it, commands that write wait.
 /// A disk with four writes of 2 MiB each under way is as fast as it can be.
 const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
-/// Values that a shard lets go of in a turn at most.
-const LET_GO: LetGo = LetGo { leaves: 256, looks: 1024, bytes: 8 << 20 };
 /// Empty lines that a stranger may send before its first command or request.
 const EMPTY_LINES_MAX: u8 = 32;
 /// [Work](ksf_store::work) after which the commands of a connection wait for the next turn of its shard: others have theirs before.
 /// About a millisecond; one command alone may exceed it.
 const TURN_WORK_MAX: u64 = 16 << 10;
-/// How often a shard looks for keys that have ended; at once in the next turn if it left some.
-const SWEEP_INTERVAL_NS: u64 = 1_000_000;
-/// What it does then at most: it looks at about 4,000 keys, and takes 128 out, or fewer long ones.
-const SWEEP_BUDGET: SweepBudget = SweepBudget { leaves_max: 16, keys_max: 128, work_max: TURN_WORK_MAX };
-/// How often it looks while it waits for room in its log, and nothing else happens.
-const SWEEP_AGAIN_MS: u64 = 100;
-/// The longest that it sleeps while keys end later: the clock by which they end may be set.
-const SWEEP_SLEEP_MS_MAX: u64 = 60_000;
-/// How often the shards of other logs are woken while room or memory is waited for that cleaning them brings.
-const CALL_MS: u64 = 10;
-/// What waits for room or memory is refused when no segment was cleaned, and no tombstone went, for so long; and so is what comes within
-/// the next second.
-const HOPE_MS: u64 = 5_000;
-const NO_HOPE_MS: u64 = 1_000;
-/// Without a write for so long a log is idle, and says how far replies told of it.
-const IDLE_MS: u64 = 50;
 
 /// The service. One value serves all shards.
 pub struct Kv {
@@ -256,10 +236,6 @@ impl Kept {
 
 /// Memory of a reply that is kept for the next one.
 const SCRATCH_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a reply that is a status or a number.
-const SHORT_REPLY_BYTES: usize = 64;
-/// What a command that waits takes beside its bytes: nodes of a tree are half full at least, and the allocator adds to each piece.
-const WAITING_BYTES: usize = size_of::<Resumed>() + 2 * (size_of::<At>() + size_of::<Waiting>()) + 3 * 16;
 
 impl KvShard {
     /// Whether room in the log is short for this, and the cleaner brings some back. What found none says so, and then what is no more
@@ -311,141 +287,6 @@ impl KvShard {
             }
         }
         self.unpromised.front().is_some_and(|(since_ms, _)| now_ms.saturating_sub(*since_ms) > lag_max_ms)
-    }
-}
-
-/// One connection.
-#[derive(Debug, Default)]
-pub struct KvConn {
-    protocol: Protocol,
-    /// Empty lines of a stranger that has not told its protocol.
-    empty_lines: u8,
-    progress: Progress,
-    session: Session,
-    /// Commands of it that wait for room in the log, for the medium, for memory, or for values: those behind them wait, too.
-    waiting: usize,
-    /// Units of work that its commands took, and the turn in which they did.
-    worked: (u64, u64),
-    /// Its name among what waits, once something of it did.
-    key: Option<ConnKey>,
-}
-
-/// What a connection speaks.
-#[derive(Debug, Default)]
-enum Protocol {
-    /// Its first bytes have not told yet.
-    #[default]
-    Unknown,
-    Resp,
-    Http(Box<http::Reader>),
-    /// Neither: the connection ends, with this error if there is one.
-    Neither(Option<Vec<u8>>),
-}
-
-impl KvConn {
-    /// True before `AUTH`, where a password or a near peer is needed. While commands of it wait, which none of a stranger
-    /// do, what they change is not known.
-    fn is_stranger(&self) -> bool {
-        self.session.standing != Standing::Known && self.waiting == 0
-    }
-
-    /// True for a command before `AUTH`, as that is one: it is refused, or changes the limits of those behind it.
-    fn never_waits(&self, asked: Asked<'_>) -> bool {
-        asked.http.is_none() && self.is_stranger()
-    }
-
-    /// True if its commands have taken their share of this turn.
-    fn has_worked(&self, turn: u64) -> bool {
-        self.worked.0 == turn && self.worked.1 >= TURN_WORK_MAX
-    }
-
-    /// A command of it took so many units.
-    fn work(&mut self, turn: u64, units: u64) {
-        let before = if self.worked.0 == turn { self.worked.1 } else { 0 };
-        self.worked = (turn, before + units);
-    }
-
-    /// What cuts its requests.
-    fn reader(&self) -> http::Reader {
-        match self.session.standing {
-            Standing::Known => http::Reader::default(),
-            Standing::Unknown => http::Reader::of_stranger(401),
-            Standing::Denied => http::Reader::of_stranger(403),
-        }
-    }
-
-    /// Has a command wait in its place.
-    fn wait(
-        &mut self,
-        shard: &mut KvShard,
-        key: ConnKey,
-        resumed: Box<Resumed>,
-        reply: &mut Reply<'_, Logged>,
-        add: impl FnOnce(&mut Queue, At, Waiting),
-    ) {
-        self.waiting += 1;
-        self.key = Some(key);
-        let deferred = reply.defer_for(self.waiting_bytes(resumed.command.asked()));
-        add(&mut shard.queue, (key, resumed.place), Waiting { deferred, resumed });
-    }
-
-    /// Answers a command that cannot be carried out.
-    fn fail(&mut self, asked: Asked<'_>, why: &str, reply: &mut Reply<'_, Logged>) {
-        let mut out = Vec::new();
-        let goes_on = match asked.http {
-            Some(request) => http::fail(request, why, now_ns(), &mut out),
-            None => {
-                if self.session.takes_reply() {
-                    Writer::new(&mut out, self.session.version).error(&format!("ERR {why}"));
-                }
-                true
-            }
-        };
-        if !out.is_empty() {
-            reply.after(After::Nothing).bytes(&out);
-        }
-        if !goes_on {
-            reply.close();
-        }
-    }
-
-    /// Bytes that a command is counted with beside its own while it waits: its reply, and its place in the queue. What is told
-    /// of keys may be as long as a reply may be: then the connection is not read on, so that it never gets more replies at once
-    /// than its limits allow.
-    fn waiting_bytes(&self, asked: Asked<'_>) -> usize {
-        let (is_short, short) = match asked.http {
-            Some(request) => (request.has_short_reply(), http::SHORT_REPLY_BYTES),
-            None => (commands::tells_little(asked.bytes), SHORT_REPLY_BYTES),
-        };
-        let long = if is_short { 0 } else { self.session.reply_bytes_max };
-        // The command is counted, too, until it is answered.
-        let reply = long.saturating_sub(asked.bytes.len()).max(short);
-        reply + WAITING_BYTES + asked.http.map_or(0, size_of_val)
-    }
-}
-
-/// [`resp::scan`] of a peer that has not authenticated, within [`STRANGER_LIMITS`] and the listener's.
-///
-/// # Errors
-///
-/// [`Malformed`], in the words of Redis: above the limits of a stranger other ones than above the listener's.
-fn scan_of_stranger(buf: &[u8], of_listener: &RespLimits, progress: &mut Progress) -> Result<Scan, Malformed> {
-    let limits = RespLimits {
-        arguments_max: STRANGER_LIMITS.arguments_max,
-        argument_bytes_max: STRANGER_LIMITS.argument_bytes_max.min(of_listener.argument_bytes_max),
-        command_bytes_max: STRANGER_LIMITS.command_bytes_max.min(of_listener.command_bytes_max),
-    };
-    let is_inline = buf.first().is_some_and(|first| *first != b'*');
-    match resp::scan(buf, &limits, progress) {
-        Ok(Scan::Command(bytes)) if bytes > limits.command_bytes_max => Err(Malformed::LongInline),
-        Ok(Scan::Incomplete(_)) if is_inline && buf.len() >= limits.command_bytes_max => Err(Malformed::LongInline),
-        Err(malformed) if resp::scan(buf, of_listener, &mut Progress::default()) != Err(malformed) => {
-            Err(match malformed {
-                Malformed::Count => Malformed::UnauthenticatedCount,
-                _ => Malformed::UnauthenticatedLength,
-            })
-        }
-        scanned => scanned,
     }
 }
 
@@ -893,201 +734,6 @@ impl Kv {
             reply.close();
         }
         shard.keep_scratch(out);
-    }
-
-    /// Takes some of the keys out that have ended, if it is time to.
-    fn sweep(&self, shard: &mut KvShard) {
-        let now_ns = now_ns();
-        // Also if the clock was set back.
-        let is_early = (1..=SWEEP_INTERVAL_NS).contains(&shard.sweep_at_ns.saturating_sub(now_ns));
-        if is_early || shard.is_behind() || shard.waits_for_room(Purpose::Removing) {
-            return;
-        }
-        let clock = Clock { now_ms: now_ns / 1_000_000, received_ns: None };
-        let mut ended = 0;
-        // What an error leaves is found again, and a log that takes nothing says so to the next command.
-        let has_more = shard.shard.sweep(clock, SWEEP_BUDGET, |_, _| ended += 1).unwrap_or(false);
-        self.ended.fetch_add(ended, Ordering::Relaxed);
-        shard.sweep_at_ns = if has_more { now_ns } else { now_ns + SWEEP_INTERVAL_NS };
-    }
-
-    /// Wakes the shards of other logs if cleaning those is waited for, and gives up what waits if cleaning has brought nothing for long.
-    fn hope(&self, shard: &mut KvShard, now: Time) {
-        if shard.shard.needs_others() && now >= shard.call_again_at {
-            shard.call_again_at = now.plus_ms(CALL_MS);
-            let own = usize::from(shard.shard.number());
-            let others = self.wakers.iter().enumerate().filter(|(log, _)| *log != own);
-            others.filter_map(|(_, waker)| waker.get()).for_each(Waker::wake);
-        }
-        let (cleaned, tombstones) = (self.cleaned.load(Ordering::Relaxed), self.store.memory().sizes().tombstones);
-        shard.hope = match shard.hope {
-            Hope::Lost { until } if now < until => return,
-            Hope::Lost { .. } => {
-                shard.shard.set_giving_up(false);
-                Hope::None
-            }
-            _ if !shard.shard.needs_others() => Hope::None,
-            Hope::Since { at, cleaned: was_cleaned, tombstones: there_were }
-                if (was_cleaned, there_were) == (cleaned, tombstones) =>
-            {
-                if now < at.plus_ms(HOPE_MS) {
-                    return;
-                }
-                shard.shard.set_giving_up(true);
-                Hope::Lost { until: now.plus_ms(NO_HOPE_MS) }
-            }
-            Hope::None | Hope::Since { .. } => Hope::Since { at: now, cleaned, tombstones },
-        };
-    }
-
-    /// Lets replies go that wait for these.
-    fn release(&self, moved: &[(u16, Lsn)], turn: &mut Turn<'_>) {
-        for (log, lsn) in moved {
-            if let Some(name) = self.names[usize::from(*log)].get() {
-                turn.release(*name, lsn.0);
-            }
-        }
-    }
-
-    /// Stores what the log has to write. One fence makes all of it durable, and what waits for it goes on in this turn.
-    fn store_and_fence(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
-        let Some(mapped) = &mut shard.mapped else { return };
-        let now_ns = now_ns();
-        while let Some(write) = shard.shard.next_write(usize::MAX, now_ns) {
-            mapped.write(write.place, write.offset, &write.bytes);
-            shard.stored.push((write.id, write.bytes));
-        }
-        if shard.stored.is_empty() {
-            return;
-        }
-        mapped.commit();
-        for (id, bytes) in shard.stored.drain(..) {
-            self.release(&shard.shard.written(id, true, bytes), turn);
-        }
-        shard.quiet_since = turn.now();
-        // No end of a write will have the shard look at these again.
-        let log = shard.shard.log();
-        shard.goes_on = shard.cleaner.is_at_work() || log.has_cleaned_segments() || !shard.queue.is_empty();
-    }
-
-    /// Begins the writes of the log.
-    fn write(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
-        if shard.mapped.is_some() {
-            return self.store_and_fence(shard, turn);
-        }
-        loop {
-            let (op, token) = match shard.not_begun.take() {
-                Some(not_begun) => not_begun,
-                None => {
-                    let Some(write) = shard.shard.next_write(WRITES_MAX, now_ns()) else { return };
-                    let mut data = shard.files.buffer(write.bytes.len());
-                    data.fill(&write.bytes);
-                    let offset = u64::from(write.place) * self.segment_bytes + write.offset;
-                    let token = shard.next_token;
-                    shard.next_token += 1;
-                    shard.writes.push((token, write.id));
-                    shard.shard.reuse(write.bytes);
-                    (FileOp::write_durably(&shard.file, offset, data), token)
-                }
-            };
-            if let Err(refused) = shard.files.begin(op, token) {
-                if refused.reason == Refusal::Stopping {
-                    (self.failed)(&refused.to_string());
-                }
-                let FileRefused { op, .. } = *refused;
-                shard.not_begun = Some((op, token));
-                return;
-            }
-        }
-    }
-
-    /// What is done between the messages of a turn: cleaning, and writing what they left in the log.
-    fn work(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
-        self.work_off(shard, turn);
-        self.rest(shard, turn);
-    }
-
-    /// Says when there is something to do though nothing happens until then.
-    fn rest(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
-        let now = turn.now();
-        let now_ms = monotonic_ms();
-        let in_queue = shard.queue.next_ms(now_ms).map(|at_ms| now.plus_ms(at_ms.saturating_sub(now_ms).max(1)));
-        let hope_again = if let Hope::Lost { until } = shard.hope { Some(until) } else { None };
-        let mut wake: Option<Time> = self.next_sweep(shard, now).into_iter().chain(in_queue).chain(hope_again).min();
-        if shard.shard.must_say() {
-            // A lone client that writes again at once finds the medium free.
-            let idle_at = shard.quiet_since.plus_ms(IDLE_MS);
-            if now < idle_at {
-                wake = wake.into_iter().chain([idle_at]).min();
-            } else if shard.shard.say(now_ns()) {
-                self.write(shard, turn);
-            } else {
-                // What it saw of another log is not promised, of which this shard does not hear.
-                wake = wake.into_iter().chain([now.plus_ms(IDLE_MS)]).min();
-            }
-        }
-        if std::mem::take(&mut shard.goes_on) {
-            wake = Some(now);
-        }
-        if let Some(at) = wake {
-            turn.wake_at(at);
-        }
-    }
-
-    /// When this shard is to look for keys that have ended, though nothing happens until then. Each shard does: one that sleeps
-    /// does not hear of a key that another one set.
-    fn next_sweep(&self, shard: &KvShard, now: Time) -> Option<Time> {
-        let next_ms = shard.shard.next_sweep_ms()?;
-        let now_ns = now_ns();
-        let wait_ns = next_ms.saturating_mul(1_000_000).max(shard.sweep_at_ns).saturating_sub(now_ns);
-        let wait_ms = wait_ns.div_ceil(1_000_000).clamp(1, SWEEP_SLEEP_MS_MAX);
-        let waits = shard.is_behind() || shard.waits_for_room(Purpose::Removing);
-        Some(now.plus_ms(if waits { wait_ms.max(SWEEP_AGAIN_MS) } else { wait_ms }))
-    }
-
-    fn work_off(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
-        self.sweep(shard);
-        self.store.let_go(LET_GO);
-        let cleaned_before = shard.cleaner.cleaned;
-        if let Err(error) = shard.cleaner.clean(&mut shard.shard) {
-            (self.failed)(&error.to_string());
-        }
-        if shard.cleaner.step(&mut shard.shard, &shard.file, &shard.files, shard.next_token) {
-            shard.next_token += 1;
-        }
-        self.cleaned.fetch_add(shard.cleaner.cleaned - cleaned_before, Ordering::Relaxed);
-        self.hope(shard, turn.now());
-        self.write(shard, turn);
-        if shard.queue.is_empty() {
-            return;
-        }
-        let mut queue = std::mem::take(&mut shard.queue);
-        // What fits into a quarter of a segment: then it is looked again whether there is room for more. It is carried out
-        // behind this, so that none of it counts yet.
-        let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
-        let taken = shard.fetched_bytes.load(Ordering::Relaxed);
-        let sources = (&*self.store, &*self.clients, monotonic_ms());
-        for Waiting { deferred, resumed } in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked))
-        {
-            turn.resume(deferred, resumed);
-        }
-        while left > 0
-            && let Some(Waiting { deferred, resumed }) = queue.take_waiting(|asked| shard.must_wait(asked))
-        {
-            self.waits.fetch_add(1, Ordering::Relaxed);
-            left = left.saturating_sub(resumed.command.bytes.len());
-            turn.resume(deferred, resumed);
-        }
-        queue.begin_reads(&shard.files, &self.logs, self.segment_bytes, &mut shard.next_token);
-        let needs_a_look = queue.needs_a_look();
-        shard.queue = queue;
-        // What they wait for may be a promise that another shard makes, of which this one does not hear.
-        let is_idle = shard.writes.is_empty() && !shard.cleaner.is_reading() && !shard.ticking;
-        if needs_a_look && is_idle {
-            let read = FileOp::read(&shard.file, 0, BLOCK_BYTES, shard.files.buffer(BLOCK_BYTES));
-            shard.ticking = shard.files.begin(read, shard.next_token).is_ok();
-            shard.next_token += 1;
-        }
     }
 }
 

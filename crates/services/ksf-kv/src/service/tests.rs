@@ -12,8 +12,9 @@ use ksf::{Profile, Service, Turn};
 use ksf_test::Folder;
 use ksf_test::alloc::{Counting, allocations, bytes};
 
+use super::background::{HOPE_MS, IDLE_MS, NO_HOPE_MS, SWEEP_SLEEP_MS_MAX};
 use super::*;
-use crate::disk::DiskOptions;
+use crate::disk::{BLOCK_BYTES, DiskOptions};
 
 mod combining;
 #[path = "../../tests/common/table.rs"] // also where the tests of a whole server have this file

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ksf::deferred::Deferred;
 use ksf_test::{Random, effort};
 
-use super::queue::{FETCH_BYTES_MAX, has_room};
+use super::queue::{FETCH_BYTES_MAX, Waiting, has_room};
 use super::*;
 
 /// Keeps the right to answer each message.
