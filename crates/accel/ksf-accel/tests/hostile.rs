@@ -166,7 +166,7 @@ fn workers_of_others_cannot_be_used() {
                 assert_eq!(refused(library.ask(request, &[own.as_fd()]).0), Refusal::Malformed, "{request:?}");
             }
         }
-        // To take what waits is allowed to all of the program; but not by the name of nobody.
+        // Both users of the program may take waiting connections, but not in the name of a worker that does not exist.
         assert!(library.steal(&own, place).is_none());
         assert_eq!(refused(library.ask(Request::Steal { cookie, worker: 7 }, &[own.as_fd()]).0), Refusal::Malformed);
     });

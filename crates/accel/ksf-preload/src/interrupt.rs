@@ -41,7 +41,7 @@ pub(crate) fn hold() -> Option<MaskedSignals> {
         return None;
     }
     let fd = signalfd(restarting)?;
-    // SAFETY: a set of signals is plain numbers; it is written where it is told to.
+    // SAFETY: a set of signals is plain numbers, and the call writes to the set that it gets.
     let mask = unsafe {
         let mut mask = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);

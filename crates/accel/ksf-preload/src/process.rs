@@ -97,7 +97,7 @@ pub(crate) struct Entered {
 pub(crate) fn enter() -> Option<Entered> {
     let process = process()?;
     let mut cancelling = 0;
-    // SAFETY: a set of signals is plain numbers; the calls write where they are told to.
+    // SAFETY: a set of signals is plain numbers, and the calls write to the sets that they get.
     let signals = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
@@ -184,7 +184,7 @@ pub(crate) fn thread_id() -> u32 {
 /// `CLOCK_MONOTONIC` in nanoseconds, without a system call.
 pub(crate) fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes where it is told to; this clock always exists.
+    // SAFETY: the call writes to the given structure; this clock always exists.
     let _: c_int = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,5 +1,4 @@
-//! Stopping under load: gently, nothing that was read stays without answer and nobody is reset; at once, everything
-//! ends.
+//! Stopping under load. A drain answers every request that was read and resets no connection. Dropping the server ends everything.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +17,7 @@ use ksf::{Order, Profile, Server, Service};
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
-/// Echoes lines; every third one from the thread pool. Counts what it was handed: when a server ends, its counters do.
+/// Echoes lines, every third one from the task threads, and counts them: the server's counters end with it.
 fn counting() -> (Arc<impl Service>, Arc<AtomicU64>) {
     let messages = Arc::<AtomicU64>::default();
     let handed = Arc::clone(&messages);
@@ -34,14 +33,14 @@ fn counting() -> (Arc<impl Service>, Arc<AtomicU64>) {
     (service, messages)
 }
 
-/// How a client ended.
+/// End of a client.
 #[derive(Debug)]
 struct Ended {
     replies: u64,
     by: Result<(), ErrorKind>,
 }
 
-/// Sends `depth` lines, waits for as many replies, and so on until the server ends it. `started` hears of the first.
+/// Sends `depth` lines and reads their replies, repeatedly, until the server closes the connection. Reports the first round to `started`.
 fn client(at: SocketAddr, depth: usize, started: mpsc::Sender<()>) -> Ended {
     let mut peer = connect_to(at);
     let lines = b"twelve bytes\n".repeat(depth);
@@ -66,7 +65,7 @@ fn client(at: SocketAddr, depth: usize, started: mpsc::Sender<()>) -> Ended {
         }
         assert!(got == lines, "a wrong reply");
         if replies == 0 {
-            // The test may have heard enough already.
+            // The test may no longer listen.
             let _ = started.send(());
         }
         replies += depth as u64;
@@ -75,7 +74,7 @@ fn client(at: SocketAddr, depth: usize, started: mpsc::Sender<()>) -> Ended {
 
 const CLIENTS: usize = 8;
 
-/// Clients of these depths, in turn, each of which has been answered once.
+/// Starts clients with these depths in rotation. Returns when each has received a reply.
 fn clients(at: SocketAddr, depths: &[usize]) -> Vec<std::thread::JoinHandle<Ended>> {
     let (started, all_started) = mpsc::channel();
     let start = |depth| {
@@ -83,7 +82,7 @@ fn clients(at: SocketAddr, depths: &[usize]) -> Vec<std::thread::JoinHandle<Ende
         std::thread::spawn(move || client(at, depth, started))
     };
     let clients = depths.iter().copied().cycle().take(CLIENTS).map(start).collect();
-    // A client that fails ends, and is not waited for.
+    // A client that fails drops its sender, so this does not wait for it.
     drop(started);
     (0..CLIENTS).for_each(|_| all_started.recv().expect("a client was answered wrongly"));
     clients
@@ -113,7 +112,7 @@ fn a_drain_waits_for_deferred_replies_and_unfinished_messages() {
         sends.write_all(b"half a li").unwrap();
         wait_until("all is read", || count(&server, "bytes_in") == 15);
         let drained = std::thread::spawn(move || server.drain());
-        // Who owes nothing and is owed nothing is closed at once; then the shard drains for sure.
+        // The shard closes an idle connection at once, so its end shows that the shard drains.
         expect_end(&mut idle);
         sends.write_all(b"ne\n").unwrap();
         expect(&mut sends, b"half a line\n");
@@ -139,12 +138,12 @@ fn a_drain_ends_after_its_time_whatever_the_peers_do() {
         wait_until("all is read", || count(&server, "bytes_in") == 22);
         server.drain().unwrap();
         expect_end(&mut stubborn);
-        // It is owed a reply.
+        // Its reply is outstanding.
         expect_reset(&mut forgotten);
     }
 }
 
-/// Connections that wait to be accepted are the server's already: the handshake told them so.
+/// The handshake of connections that wait to be accepted is complete, so the server must not reset them.
 #[test]
 fn connections_made_before_a_drain_are_not_reset() {
     for engine in engines_in_own_network() {
@@ -159,7 +158,7 @@ fn connections_made_before_a_drain_are_not_reset() {
     }
 }
 
-/// A server that drains and is kept from its end by a deferred reply; who is waited for, and the reply.
+/// A draining server that a deferred reply keeps from ending, the peer of that reply, and the reply.
 fn draining<W: Read + Write>(engine: EngineKind, server: Server, service: &Recorder, mut waits: W) -> Draining<W> {
     waits.write_all(b"defer\n").unwrap();
     let late = service.wait_for_deferred();
@@ -171,12 +170,12 @@ struct Draining<W> {
     engine: EngineKind,
     ended: std::thread::JoinHandle<Drained>,
     late: Deferred,
-    /// Its peer: the server waits for no reply to one that is gone.
+    /// Kept open: the server does not wait for replies to closed connections.
     waits: W,
 }
 
 impl<W: Read + Write> Draining<W> {
-    /// Connects until that is refused; then the server may end. Whom it took first is ended in an orderly way, or served.
+    /// Connects until the server refuses, then lets it end. Connections that it accepted are closed in order or served.
     fn refuses<S: Read + Write>(mut self, connect: impl Fn() -> std::io::Result<S>) {
         let mut taken = Vec::new();
         let refused = loop {
@@ -204,7 +203,7 @@ fn connections_during_a_drain_are_refused() {
         let service = Recorder::new(LINES, Order::Requests);
         let server = all_shards(engine, ANY, Limits::default(), Arc::clone(&service));
         let (at, waits) = (addr(&server), connect(&server));
-        // What is refused while the last handshakes are waited for is asked again by TCP, a second later.
+        // TCP repeats a SYN after a second if it was refused while the last handshakes completed.
         let again = || std::net::TcpStream::connect_timeout(&at, PATIENCE);
         draining(engine, server, &service, waits).refuses(again);
     });
@@ -224,21 +223,21 @@ fn connections_to_a_path_during_a_drain_are_refused() {
     }
 }
 
-/// A socket of the service manager: what waits there is for the next instance.
+/// Connections that wait on a socket of the service manager are for the next instance.
 #[test]
 fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
     for engine in engines_in_own_network() {
         let handed_over = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = Recorder::new(LINES, Order::Requests);
         let socket = handed_over.try_clone().unwrap().into();
-        // One shard: another one may hear of the end later.
+        // One shard: others may notice the end later.
         let cpus = Some(ksf::cpus::allowed().unwrap()[..1].to_vec());
         let builder = Server::builder().engine(engine).cpus(cpus).inherit(socket, Arc::clone(&service), None);
         let server = builder.start().unwrap();
         let mut idle = connect(&server);
         let (at, waits) = (addr(&server), connect(&server));
         let draining = draining(engine, server, &service, waits);
-        // It drains for sure.
+        // The shard drains now.
         expect_end(&mut idle);
         drop(idle);
         let mut peer = connect_to(at);
@@ -258,7 +257,7 @@ fn connections_to_a_socket_that_was_handed_over_wait_for_its_next_holder() {
             accepted
         };
         expect(&mut accept(&peer), b"for the next");
-        // And others still find it.
+        // Other peers can still connect.
         accept(&connect_to(at));
     }
 }
@@ -272,7 +271,7 @@ fn a_dropped_server_ends_everything_and_its_port_is_free() {
         let clients = clients(at, &[16]);
         drop(server);
         for client in clients {
-            // Wrong or torn replies panic in there; any end will do.
+            // It panics at a wrong or torn reply; any end of the connection is right.
             client.join().unwrap();
         }
         assert_eq!(Arc::strong_count(&service), 1, "{engine}: somebody still holds the service");
@@ -291,7 +290,7 @@ fn a_server_stops_with_answers_outstanding() {
         let late = service.wait_for_deferred();
         drop(server);
         expect_reset(&mut peer);
-        // Nobody is left to hear it, and nothing breaks.
+        // The reply has no receiver, which must not cause a panic.
         late.reply(b"too late".to_vec());
     }
 }
@@ -303,13 +302,13 @@ fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
             let (stuck, let_go) = mpsc::channel::<()>();
             let (running, is_running) = mpsc::channel();
             let let_go = Mutex::new(Some(let_go));
-            // Gives the line to a task that ends only when the test lets it.
+            // Gives the line to a task that ends when the test lets it.
             let service = calls(Profile::new("stuck", LINES), move |_, reply| {
                 let let_go = let_go.lock().unwrap().take().expect("one message");
                 let running = running.clone();
                 reply.block(0, move |deferred| {
                     running.send(()).unwrap();
-                    // Until the test drops its end.
+                    // Waits until the test drops the sender.
                     let_go.recv().unwrap_err();
                     deferred.reply(b"nobody is left to hear this".to_vec());
                 });
@@ -327,10 +326,10 @@ fn a_task_that_does_not_end_keeps_no_server_from_stopping() {
             });
             let drained = is_stopped.recv_timeout(PATIENCE).expect("it waits for the task");
             assert_eq!(drained, gently.then_some(Drained { tasks_left: 1 }), "{engine}");
-            // Stopped altogether, though the task runs: its peer was let go, its port is free.
+            // The server has stopped although the task runs: the peer is closed and the port is free.
             expect_reset(&mut peer);
             let server = one_shard(engine, &format!("tcp:{at}"), Limits::default(), Arc::new(Echo));
-            // The thread left alone ends with its task, and finds nobody to answer.
+            // The remaining thread ends with its task, whose reply has no receiver.
             drop(stuck);
             let ended = is_running.recv_timeout(PATIENCE);
             assert_eq!(ended, Err(mpsc::RecvTimeoutError::Disconnected), "{engine}: the task still holds its channel");

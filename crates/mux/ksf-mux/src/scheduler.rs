@@ -83,7 +83,7 @@ impl<M> Parked<M> {
         self.len.load(Ordering::SeqCst) == 0
     }
 
-    /// Counts work on messages of the connection. `is_last`: it has no message left, neither waiting nor in work; the count begins anew.
+    /// Adds work on messages of the connection to its count. `is_last`: no message of it waits or is in work, so the count restarts.
     pub fn note_work(&self, ns: u64, is_last: bool) {
         if is_last {
             self.work_ns.store(0, Ordering::SeqCst);

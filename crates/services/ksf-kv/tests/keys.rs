@@ -1,4 +1,4 @@
-//! Keys as such: walks through them in steps, other names for them, and the commands on strings that clients use seldom.
+//! Commands on keys of any type: cursor scans, renames, copies, flushes; and rarely used commands on strings.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use crate::common::{Client, Compared, Serving, assert_the_same_after_starts, eng
 use ksf::engine::EngineKind;
 use ksf_test::{Random, own_network};
 
-/// What is asked of this server and of Redis, and answered by both in the same way.
+/// Commands to which this server and Redis return the same replies.
 pub(crate) const SAME_AS_REDIS: &[&str] = &[
-    // Another name.
+    // Renames.
     "SET text Hello",
     "RENAME text text",
     "RENAMENX text text",
@@ -63,7 +63,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "RENAME new scored",
     "GET scored",
     "DEL scored",
-    // A second one.
+    // Copies.
     "COPY none other",
     "COPY none none",
     "SET text Hello PXAT 4000000000000",
@@ -112,7 +112,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "SMEMBERS set2",
     "SELECT x",
     "SELECT 3000000000",
-    // In transactions, and seen by those that watch.
+    // In transactions, and with watched keys.
     "SET a 1",
     "MULTI",
     "RENAME a b",
@@ -156,7 +156,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "COPY hash tz REPLACE",
     "MULTI",
     "EXEC",
-    // Walks in steps, of which one is enough here.
+    // Cursor scans that end after one step.
     "SCAN",
     "SCAN x",
     "SCAN 0 MATCH tz COUNT 1000",
@@ -183,7 +183,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "ZSCAN scored 0",
     "ZSCAN scored 0 MATCH a",
     "RANDOMKEY x",
-    // Numbers with a fraction.
+    // Floating-point numbers.
     "SET f 10.50",
     "INCRBYFLOAT f 0.1",
     "INCRBYFLOAT f -5",
@@ -249,7 +249,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "BITCOUNT num 1 -1 BYTE",
     "BITCOUNT num 0 1 BIT x",
     "BITCOUNT hash",
-    // What two strings have in common.
+    // The longest common subsequence.
     "MSET one ohmytext two mynewtext",
     "LCS one two",
     "LCS one two LEN",
@@ -294,7 +294,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "SADD set2 x",
     "OBJECT ENCODING set2",
     "OBJECT ENCODING scored",
-    // When keys end.
+    // Expiry times.
     "SET num 1",
     "EXPIRE num 100 NX XX",
     "EXPIRE num 100 NX GT",
@@ -348,7 +348,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "flushall async",
     "SADD set a",
     "SMEMBERS set",
-    // Where the keys are.
+    // Positions of the keys in a command.
     "COMMAND GETKEYS OBJECT HELP",
     "COMMAND GETKEYS OBJECT ENCODING k",
     "COMMAND GETKEYS COPY a b REPLACE",
@@ -370,7 +370,7 @@ fn keys_are_answered_for_as_redis_does() {
     both.serving.stop();
 }
 
-/// Redis computes with more bits than a double has, and so does the store.
+/// Redis computes sums with more bits than a double has, and the store computes as Redis does.
 #[test]
 fn sums_are_those_of_redis() {
     let Some(mut both) = Compared::start() else { return };
@@ -385,7 +385,7 @@ fn sums_are_those_of_redis() {
         }
     };
     for _ in 0..500 {
-        // The second sum has one that was printed.
+        // The second sum adds to a number that the first one has printed and rounded.
         for question in [
             format!("SET n {}", number()),
             format!("INCRBYFLOAT n {}", number()),
@@ -398,7 +398,7 @@ fn sums_are_those_of_redis() {
     both.serving.stop();
 }
 
-/// Asks for a step of a walk. Returns the cursor and what was shown.
+/// Sends one command of a cursor scan. Returns the cursor and the elements.
 fn step(client: &mut Client, question: &str) -> (u64, Vec<String>) {
     let reply = client.ask(question);
     let (cursor, shown) = reply.strip_prefix('[').and_then(|rest| rest.split_once(' ')).expect("two words");
@@ -408,7 +408,7 @@ fn step(client: &mut Client, question: &str) -> (u64, Vec<String>) {
     (cursor, shown)
 }
 
-/// Walks to the end, and counts how often each word was shown; `meanwhile` happens between the steps.
+/// Scans to the end and calls `meanwhile` between the steps. Returns how often the server returned each element.
 fn walk(
     client: &mut Client,
     (from, behind): (&str, &str),
@@ -428,7 +428,7 @@ fn walk(
     }
 }
 
-/// Sends many commands before it reads their replies, of which none is an error.
+/// Sends all commands, then reads their replies. None of them may be an error.
 fn pipeline(client: &mut Client, commands: impl IntoIterator<Item = String>) {
     let commands: Vec<String> = commands.into_iter().collect();
     for some in commands.chunks(100) {
@@ -442,7 +442,7 @@ fn pipeline(client: &mut Client, commands: impl IntoIterator<Item = String>) {
 
 const MANY: usize = 3_000;
 
-/// Stays, goes, and comes in the course of a walk: names that lie among each other.
+/// Names of keys that exist throughout a scan, are deleted during it, or are created during it. They alternate in order.
 fn stays(number: usize) -> String {
     format!("{number:05}-stays")
 }
@@ -468,7 +468,7 @@ fn a_walk_shows_every_key_that_is_there_all_the_time() {
         assert_eq!(step(&mut client, "SCAN 0 COUNT 100000 TYPE hash"), (0, vec!["hash".into()]), "{engine}");
         let (cursor, shown) = step(&mut client, "SCAN 0 COUNT 20");
         assert!(cursor != 0 && (20..40).contains(&shown.len()), "{engine}: {} at once", shown.len());
-        // Each step, keys come that split the leaves, and others go.
+        // After each step the test creates keys, which split leaves, and deletes others.
         let seen = walk(&mut client, ("SCAN", "COUNT 50"), |client, step| {
             let come = (40 * step..40 * (step + 1)).map(|at| format!("SET {} v", comes(at)));
             let go = (25 * step..25 * (step + 1)).map(|at| format!("DEL {}", goes(at % MANY)));
@@ -491,7 +491,7 @@ fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
                 "SADD" => format!("SADD {key} {member}"),
                 _ => format!("ZADD {key} {score} {member}"),
             };
-            // Keys in front of it and behind it share the first and the last leaf.
+            // Its first and last leaf also hold the keys before and after it.
             for key in ["before", "key", "later"] {
                 let members = (0..MANY).flat_map(|number| [stays(number), goes(number)]);
                 pipeline(&mut client, members.map(|member| put(key, &member, "1")));
@@ -505,14 +505,14 @@ fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
                     client,
                     (25 * step..25 * (step + 1)).flat_map(|at| {
                         let go = format!("{take} key {}", goes(at % MANY));
-                        // Others get another place in the order of the scores.
+                        // Members with a new score move in the order of the scores.
                         [go, put("key", &comes(at), "3"), put("key", &stays(at * 31 % MANY), "-7")]
                     }),
                 );
             });
             let missing: Vec<_> = (0..MANY).map(stays).filter(|member| !seen.contains_key(member)).collect();
             assert!(missing.is_empty(), "{engine}: {walks}: {missing:?}");
-            // What a transaction changed itself is shown at once.
+            // A scan in a transaction returns the changes of the transaction.
             assert_eq!(client.ask("MULTI"), "+OK");
             client.ask(&format!("{take} key {}", stays(0)));
             client.ask(&format!("{walks} key 0 COUNT 10 MATCH *-stays"));
@@ -525,7 +525,7 @@ fn a_walk_through_a_key_shows_every_cell_that_is_there_all_the_time() {
     }
 }
 
-/// Keys that got other names, or were copied; what is looked at again after each start.
+/// Renames and copies of keys of each type.
 const MOVED: &[&str] = &[
     "HSET h a 1 b 2 c 3",
     "PEXPIREAT h 4000000000000",
@@ -593,7 +593,7 @@ fn renamed_and_copied_keys_are_there_after_every_start() {
     }
 }
 
-/// What is copied is one append to the log. What it cannot take changes nothing.
+/// A copy is one append to the log. A command whose copies do not fit into one changes nothing.
 #[test]
 fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
     const FIELDS: usize = 80;
@@ -610,7 +610,7 @@ fn a_key_that_is_longer_than_an_append_is_neither_copied_nor_renamed() {
             let told = client.ask(command);
             assert!(told.starts_with("-ERR") && told.contains("a segment holds"), "{engine}: {command}: {told}");
         }
-        // Nor do several of which each alone would fit.
+        // The second of two copies in a transaction fails, although each alone would fit.
         pipeline(&mut client, (40..FIELDS).map(|field| format!("HDEL hash {field}")));
         assert_eq!(client.ask("MULTI"), "+OK");
         ["COPY hash copy", "COPY hash copy2", "GET other"]
@@ -641,7 +641,7 @@ fn any_key_is_drawn() {
     }
 }
 
-/// They look at all keys, of which a transaction has some locked.
+/// These commands visit all keys, some of which the transaction has locked.
 #[test]
 fn a_transaction_takes_no_command_that_looks_at_all_keys() {
     let serving = Serving::fresh(EngineKind::Epoll);
@@ -655,7 +655,7 @@ fn a_transaction_takes_no_command_that_looks_at_all_keys() {
     serving.stop();
 }
 
-/// What was there before is gone at every start, what came after is there, and the log is as good as empty.
+/// After each start the keys from before the flush are gone, those written after it exist, and the log is almost empty.
 #[test]
 fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
     own_network();
@@ -665,7 +665,7 @@ fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
         let serving = Serving::start(engine, folder.path());
         let mut client = serving.connect();
         for round in 0..6 {
-            // Until it is full.
+            // Until the log is full.
             let mut keys = 0;
             while client.ask(&format!("SET {round}-{keys} {value}")) == "+OK" {
                 keys += 1;
@@ -692,7 +692,7 @@ fn a_flush_takes_all_keys_and_gives_the_room_of_the_logs_back() {
     }
 }
 
-/// Flushes by one client while others write and walk on all shards: nobody waits for ever, and nobody sees a part of one.
+/// One client flushes while others write and scan on all shards. All commands end, and no client sees a part of a flush.
 #[test]
 fn others_see_a_flush_whole() {
     own_network();
@@ -734,7 +734,7 @@ fn others_see_a_flush_whole() {
     }
 }
 
-/// Walks to the end, whatever is shown.
+/// Scans to the end and ignores the elements.
 fn walk_any(client: &mut Client) {
     let mut cursor = 0;
     loop {

@@ -1,5 +1,5 @@
-//! What clients that send and do not read can make a server take: measured on a server in a process of its own, with every
-//! command of the table, every request of HTTP, and with what sessions keep.
+//! Memory that clients take which send and do not read. The server is a process of its own. The clients send every command of the
+//! table and every request of HTTP, and fill the state of sessions.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,15 +19,15 @@ const ENGINE: &str = "KSF_TEST_ENGINE";
 const REPLY_BYTES_MAX: usize = 4 << 20;
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Elements of keys, and their bytes: almost as many bytes as a reply may have.
+/// Elements of a key, and bytes of each. Together they almost reach the limit of a reply.
 const LONG: Size = (64, 48 << 10);
-/// Of keys that are made anew for each command that writes.
+/// Elements of keys that are created again for each command that writes.
 const WRITTEN: Size = (64, 4 << 10);
-/// Of keys with which arguments are tried.
+/// Elements of keys for the test of long arguments.
 const TRIED: Size = (64, 64);
-/// Bytes of an argument that is no key.
+/// Bytes of an argument other than a key.
 const PADDING_BYTES: usize = 256 << 10;
-/// A reply that a client may keep in a server's memory.
+/// Longest reply that may wait in the server's memory for a client.
 const LONG_REPLY_BYTES: usize = 16 << 10;
 
 fn limits() -> Limits {
@@ -36,14 +36,14 @@ fn limits() -> Limits {
         message_bytes_max: MESSAGE_BYTES_MAX,
         shard_bytes_max: 8 << 20,
         assembly_bytes_max: 4 << 20,
-        // Passes change hands no sooner, and nobody is closed for what others do.
+        // No pass changes its holder earlier, and no connection is closed because others wait.
         pressure_timeout_ms: 60_000,
         send_timeout_ms: 600_000,
         ..Limits::default()
     }
 }
 
-/// Serves, so that only the memory of the server is measured.
+/// Runs the server in a process of its own, so that the test measures the server's memory alone.
 #[test]
 #[ignore = "the server of the tests below"]
 fn helper_serves() {
@@ -53,7 +53,7 @@ fn helper_serves() {
     let engine = std::env::var(ENGINE).unwrap();
     let engine = engines().into_iter().find(|known| known.name() == engine).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    // Every second slot: then what is told of slots is long.
+    // Every second slot, so that replies about slots are long.
     let slots = |first: usize| {
         let slots: Vec<String> = (first..16_384).step_by(2).map(|slot| slot.to_string()).collect();
         slots.join(",")
@@ -84,7 +84,7 @@ impl Apart {
         Self { server, address, idle_bytes: 0 }
     }
 
-    /// What it has now is not the work of peers.
+    /// Takes the present memory as the start: it is not due to peers.
     fn note_idle(&mut self) {
         self.idle_bytes = self.resident_bytes();
     }
@@ -103,7 +103,7 @@ impl Apart {
         ksf::cpus::allowed().unwrap().len()
     }
 
-    /// Bytes beyond those at the start.
+    /// Resident bytes above those at the start.
     fn taken_bytes(&self) -> usize {
         self.resident_bytes().saturating_sub(self.idle_bytes)
     }
@@ -115,29 +115,29 @@ impl Apart {
         line.trim().parse().unwrap()
     }
 
-    /// Another client is answered: in what time.
+    /// Time until another client has its reply.
     fn ping(&self, what: &str) -> Duration {
         let begin = Instant::now();
         assert_eq!(self.connect().ask("PING"), "+PONG", "{what}");
         begin.elapsed()
     }
 
-    /// Another client is answered soon. The second is what is promised; beside other tests the machine alone may take longer.
+    /// Checks that another client gets a reply, in a soak within the promised second. Other tests may slow the machine down.
     fn ping_soon(&self, what: &str) {
         let (took, soon) = (self.ping(what), soon());
         assert!(took < soon, "{what}: PING took {took:?}");
     }
 
-    /// Another client is answered while these connections are open, and the server has no more memory than it may, beside keys and
-    /// values that they wrote.
+    /// Checks that another client gets a reply while these connections are open, and that the server's memory is within its bound,
+    /// besides the keys and values that the connections wrote.
     fn check(&self, peers: Vec<TcpStream>, stored_before: usize, what: &str) {
-        // What the kernel had taken is worked off, or waits: how long that takes is a matter of the machine.
+        // Waits until the server has processed or queued the input in its sockets, which takes as long as the machine needs.
         let mut most = 0;
         wait_until(format_args!("{what}: the burst is over"), || {
             most = most.max(self.taken_bytes());
             self.ping(what) < soon()
         });
-        // On each shard, most likely, behind what the others sent.
+        // Several connections, so that most likely each shard has one behind the input of the others.
         for _ in 0..8 * Self::shards() {
             self.ping_soon(what);
             most = most.max(self.taken_bytes());
@@ -148,17 +148,17 @@ impl Apart {
         assert!(most <= bound + bound / 4 + stored, "{what}: {most} bytes of {bound}, {stored} stored");
     }
 
-    /// So many connections send, each one of these requests, and read nothing.
+    /// Opens 100 connections (1,000 in a soak). Each sends one of these requests and reads nothing.
     fn attack(&self, requests: &[Vec<u8>], what: &str) {
         let stored_before = self.stored_bytes();
         let peers: Vec<TcpStream> = (0..effort(100, 1000))
             .map(|at| {
                 let mut peer = stream::connect(self.address);
-                // Replies stay with the server.
+                // The small buffer keeps replies in the server.
                 rustix::net::sockopt::set_socket_recv_buffer_size(&peer, 4096).unwrap();
                 peer.set_nonblocking(true).unwrap();
                 let mut left = &requests[at % requests.len()][..];
-                // What does not fit is not sent: then the server reads no more.
+                // The rest is not sent: the socket is full because the server has stopped reading.
                 while let Ok(sent @ 1..) = peer.write(left) {
                     left = &left[sent..];
                 }
@@ -174,18 +174,18 @@ impl Apart {
         }
     }
 
-    /// Receive slots stay, and some of what is freed is returned only when there is more of it.
+    /// Checks that the server returns memory. Receive slots stay, and so does some freed memory until there is more of it.
     fn check_memory_is_returned(&self, what: &str) {
         let rest = Self::shards() * (slot_bytes() + (16 << 20));
         wait_until(format_args!("{what}: memory is returned"), || self.taken_bytes() <= rest + rest / 4);
         self.ping(what);
     }
 
-    /// All replies to these commands, on a connection of their own.
+    /// Sends these commands on a new connection. Returns all replies.
     fn converse(&self, commands: &[u8]) -> String {
         let mut peer = stream::connect(self.address);
         peer.write_all(commands).unwrap();
-        // The end of the connection ends the replies.
+        // The server closes the connection after the last reply.
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         let mut replies = Vec::new();
         let _ = peer.read_to_end(&mut replies);
@@ -199,7 +199,7 @@ fn encoded(words: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Keys of each shape, and some whose names are long.
+/// Keys of each type, and some with long names.
 fn fill(apart: &Apart, size: Size) {
     apart.converse(&table::encoded(&table::make_all(size)));
     let name = |at: usize| format!("{{b}}{at}{}", "x".repeat(30 << 10));
@@ -207,7 +207,7 @@ fn fill(apart: &Apart, size: Size) {
     apart.converse(&table::encoded(&long));
 }
 
-/// Those whose replies are long one by one, and all others beside each other; in a soak each by itself.
+/// Commands with long replies run one by one, all others together; in a soak each runs by itself.
 #[test]
 fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
     let mut all: Vec<Driven> = Vec::new();
@@ -217,7 +217,7 @@ fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
             all = table::all(TRIED, |commands| apart.converse(commands));
         }
         fill(&apart, LONG);
-        // What is told of connections is long, too.
+        // Replies about connections are long, too.
         let crowd: Vec<TcpStream> = (0..200).map(|_| stream::connect(apart.address)).collect();
         apart.note_idle();
         let (mut long, mut others) = (Vec::new(), Vec::new());
@@ -262,7 +262,7 @@ fn clients_that_ask_and_do_not_read_take_no_more_than_is_stated() {
     }
 }
 
-/// The same with every request of HTTP.
+/// Every request of HTTP.
 #[test]
 fn clients_that_ask_by_http_and_do_not_read_take_no_more_than_is_stated() {
     for engine in engines_of_effort() {

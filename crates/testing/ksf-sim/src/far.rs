@@ -1,5 +1,5 @@
-//! The other end of an exchange: a backend that answers a request that was passed to it, or refuses, resets, ends, or
-//! breaks off in the middle of its answer.
+//! The backend of an exchange. It answers the request that was passed to it, or it refuses, resets, ends, or breaks off within its
+//! answer.
 
 use ksf::outgoing::{ExchangeRequest, Failure, Upstream};
 use ksf::pool::Chunk;
@@ -7,12 +7,12 @@ use ksf::pool::Chunk;
 use crate::script::SimRequest;
 use ksf_test::Random;
 
-/// What comes of one exchange.
+/// Outcome of one exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Answers,
     Refuses,
-    /// Fails with so many bytes of the answer given.
+    /// Fails after this number of bytes of the answer.
     BreaksOff {
         at: usize,
         ends: bool,
@@ -26,15 +26,15 @@ pub(crate) struct Far {
     connected: bool,
     passed: Vec<u8>,
     given: usize,
-    /// It was told to take no more, and takes again in a later turn.
+    /// It has stopped reading, and continues in a later turn.
     full: bool,
 }
 
-/// What a backend does in a turn.
+/// Action of a backend in a turn.
 pub(crate) enum Step {
     Nothing,
     Tells(Upstream),
-    /// It takes no more bytes, or does again.
+    /// It stops reading, or continues.
     Full(bool),
 }
 
@@ -48,7 +48,7 @@ impl Far {
         Self { fate, connected: false, passed: Vec::new(), given: 0, full: false }
     }
 
-    /// Carries out what a connection asked of its shard.
+    /// Performs the operations that a connection requested from its shard.
     pub(crate) fn carry_out(far: &mut Option<Self>, order: ExchangeRequest, random: &mut Random) -> Result<(), String> {
         match (order, far) {
             (ExchangeRequest::Dial { .. }, far) => *far = Some(Self::new(random)),
@@ -60,7 +60,7 @@ impl Far {
         Ok(())
     }
 
-    /// One thing that happens; the last if it is a failure.
+    /// Performs one action, which is the last if it is a failure.
     pub(crate) fn step(&mut self, random: &mut Random) -> Step {
         if random.one_in(2) {
             return Step::Nothing;
@@ -76,7 +76,7 @@ impl Far {
             self.connected = true;
             return Step::Tells(Upstream::Connected { reused: random.one_in(2) });
         }
-        // What was passed on is one request, as it was sent.
+        // The bytes that were passed on are one request, unchanged.
         let Some(request) = SimRequest::from_text(&self.passed) else { return Step::Nothing };
         let answer = request.reply(0);
         let left = match self.fate {
@@ -95,7 +95,7 @@ impl Far {
         }
     }
 
-    /// True when its connection may not be told of anything more.
+    /// True if the shard must report nothing more to its connection.
     pub(crate) fn is_over(step: &Step) -> bool {
         matches!(step, Step::Tells(Upstream::Failed(_)))
     }

@@ -228,7 +228,7 @@ struct Signals {
 
 impl Signals {
     fn take() -> io::Result<Self> {
-        // SAFETY: sets are plain numbers, filled in before they are used; the calls write where they are told to, and the
+        // SAFETY: sets are plain numbers, filled in before they are used; the calls write to the given sets, and the
         // descriptor is the kernel's answer.
         unsafe {
             let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());

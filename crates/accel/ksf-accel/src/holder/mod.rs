@@ -100,7 +100,7 @@ impl Holder {
     /// program listens.
     ///
     /// `start`: a pidfd of the process that will become the program. With one the holder ends by itself, when that
-    /// process and everything that came from it have ended; without, when it is told to.
+    /// process and everything that came from it have ended; without, when it is asked to stop.
     pub fn new(options: AccelOptions, socket: ProgramAddress, start: Option<OwnedFd>) -> Result<Self, AccelError> {
         options.check()?;
         let steering = QueueSteering::choose(&options)?;
@@ -187,7 +187,7 @@ impl Holder {
         self.status_socket.as_ref().map(StatusSocket::path)
     }
 
-    /// Serves until the program has ended or it is told to stop. What it made ends with the holder.
+    /// Serves until the program has ended or a caller stops it. Then it removes all that it created.
     pub fn run(&mut self) {
         let mut events = Vec::with_capacity(64);
         loop {

@@ -37,7 +37,7 @@ impl Server {
         Server { program, port, group }
     }
 
-    /// A server that listens where it was told to.
+    /// A server on the given address.
     pub(crate) fn other(mut command: Command, port: u16) -> Server {
         let program = Running::start_group(&mut command);
         let group = program.pid();

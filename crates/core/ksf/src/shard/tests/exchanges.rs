@@ -1,4 +1,4 @@
-//! What waits for a slow backend.
+//! Exchanges with slow backends and slow clients, and the memory that they take.
 
 use std::collections::VecDeque;
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use crate::outgoing::{ExchangeFull, HangUp, Upstream};
 use crate::pool::Chunk;
 use crate::service::EXPECTED_REPLY_BYTES;
 
-/// Passes on what it gets of its client.
+/// Passes each message of its client on to its backend.
 struct PassesOn {
     backend: SocketAddr,
 }
@@ -42,13 +42,13 @@ impl Service for PassesOn {
     }
 }
 
-/// Bytes that outgoing connections hold.
+/// Bytes queued on outgoing connections.
 fn held_bytes<E: Engine>(shard: &mut Shard<E>) -> usize {
     let streams = shard.places.iter_mut().filter_map(|place| place.conn.as_mut()).map(|conn| &mut conn.stream);
     streams.filter_map(|stream| stream.outgoing()).map(|outgoing| outgoing.queued_bytes()).sum()
 }
 
-/// Writes as much as fits.
+/// Writes until the socket is full.
 fn write_some(mut to: impl Write, bytes: &[u8]) -> usize {
     let mut written = 0;
     while let Ok(more) = to.write(bytes) {
@@ -86,7 +86,7 @@ fn many_slow_backends<E: Engine>() {
             client
         })
         .collect();
-    // Until sockets and budgets are full: nobody reads.
+    // No backend reads: sockets and budgets fill up.
     let mut quiet = 0;
     let mut most = 0;
     while quiet < 50 {
@@ -98,10 +98,10 @@ fn many_slow_backends<E: Engine>() {
         assert!(counted >= held_bytes(&mut shard), "{counted} bytes are counted of {}", held_bytes(&mut shard));
     }
     assert!(most >= SHARD_BYTES_MAX, "the sockets took everything: {most}");
-    // One at a time goes on without room, until its backend has taken the message. Short messages need none.
+    // One message at a time proceeds without room, until its backend has read it. Short messages need no room.
     let limit = SHARD_BYTES_MAX + shard.env.pool.slot_bytes() + CLIENTS * EXPECTED_REPLY_BYTES;
     assert!(most <= limit, "{most} bytes are held, limit {limit}");
-    // Backends that read: everything arrives, and nothing stays counted.
+    // The backends read: all bytes arrive, and none stays counted.
     let backends: Vec<_> = (0..CLIENTS).map(|_| backend.accept().unwrap().0).collect();
     backends.iter().for_each(|backend| backend.set_nonblocking(true).unwrap());
     let mut quiet = 0;
@@ -125,7 +125,7 @@ fn read_some(mut from: &TcpStream) -> usize {
     all
 }
 
-/// Hands on what a backend sends.
+/// Passes the bytes of a backend on to its client.
 struct HandsBack {
     backend: SocketAddr,
 }
@@ -148,7 +148,7 @@ impl Service for HandsBack {
     }
 }
 
-/// What a backend sends is not known before, so each client that reads nothing would keep a slot's bytes beyond the limit.
+/// The length of a response is not known in advance, so each client that does not read would exceed the limit by a slot.
 #[test]
 fn backends_are_read_a_little_at_a_time_when_replies_are_many() {
     on_each_engine(many_slow_clients::<Epoll>, many_slow_clients::<Uring>);
@@ -164,7 +164,7 @@ fn many_slow_clients<E: Engine>() {
     let limits = Limits { shard_bytes_max: SHARD_BYTES_MAX, out_queue_bytes_max: 512 << 10, ..Limits::default() };
     let mut shard = serving::<E, _>(Arc::new(service), limits);
     let (mut peers, mut kept) = (Vec::new(), Vec::new());
-    // One after the other: each fills the socket of its client, and then the shard's memory.
+    // Each response fills the socket of its client, then the memory of the shard.
     for _ in 0..CLIENTS {
         let mut client = connect(&mut shard);
         client.write_all(b"dial").unwrap();
@@ -185,7 +185,7 @@ fn many_slow_clients<E: Engine>() {
         peers.push((client, backend));
         kept.push(shard.env.budget.reply_bytes());
     }
-    // The first ones fill it, and from then on each adds little.
+    // The first ones fill it; each later one adds little.
     let more = kept[CLIENTS - 1] - kept[FILLING - 1];
     assert!(kept[FILLING - 1] >= SHARD_BYTES_MAX, "the sockets took everything: {kept:?}");
     assert!(more <= (CLIENTS - FILLING) * 2 * HEAD_BYTES, "{more} bytes more are kept: {kept:?}");
@@ -202,7 +202,7 @@ fn returned_to_its_sender<E: Engine>() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let told_of_room = Arc::new(AtomicUsize::new(0));
     let service = Returns { backend: listener.local_addr().unwrap(), told_of_room: Arc::clone(&told_of_room) };
-    // Less than a slot has: what comes in one turn is more than may wait.
+    // Less than a slot: the bytes of one turn exceed it.
     let limits = Limits { out_queue_bytes_max: 16 << 10, ..Limits::default() };
     let mut shard = serving::<E, _>(Arc::new(service), limits);
     let mut client = connect(&mut shard);
@@ -221,11 +221,11 @@ fn returned_to_its_sender<E: Engine>() {
         turn(&mut shard);
         quiet = if written == 0 { quiet + 1 } else { 0 };
         let held = held_bytes(&mut shard);
-        // As much again may be on its way to a connection that was not full.
+        // As many bytes again may be on the way to a connection that was not full.
         let limit = 2 * shard.env.limits.out_queue_bytes_max + shard.env.pool.slot_bytes();
         assert!(held <= limit, "{held} bytes are held, limit {limit}");
     }
-    // It reads: it is read again, and what was refused follows in its place.
+    // The backend reads: the shard reads it again, and the refused bytes follow in their place.
     while sent.len() < 24 << 20 {
         read_more(&backend, &mut returned);
         write_numbered(&backend, &mut sent);
@@ -241,7 +241,7 @@ fn returned_to_its_sender<E: Engine>() {
     shard.engine.shutdown();
 }
 
-/// Returns to a backend what comes from it; keeps what is refused until there is room.
+/// Returns the bytes of a backend to it. Keeps refused bytes until there is room.
 struct Returns {
     backend: SocketAddr,
     told_of_room: Arc<AtomicUsize>,
@@ -278,7 +278,7 @@ impl Service for Returns {
     }
 }
 
-/// Writes as much as fits of a stream of numbers, which goes on where `sent` ends.
+/// Continues a stream of numbers at `sent` until the socket is full.
 fn write_numbered(mut to: impl Write, sent: &mut Vec<u8>) -> usize {
     let before = sent.len();
     while sent.len() < before + (4 << 20) {
@@ -299,7 +299,7 @@ fn read_more(mut from: &TcpStream, to: &mut Vec<u8>) {
     }
 }
 
-/// Passes each message on, which is more than may wait, and dials anew in the same call.
+/// Passes on each message, which exceeds the limit, and dials again in the same call.
 struct DialsAgain {
     backend: SocketAddr,
     calls: Arc<AtomicUsize>,
@@ -352,7 +352,7 @@ fn dialed_again<E: Engine>() {
     shard.engine.shutdown();
 }
 
-/// Peers may choose where a service dials.
+/// Peers may choose the addresses that a service dials, so the shard must not keep all of them.
 #[test]
 fn addresses_without_a_kept_connection_are_forgotten() {
     on_each_engine(dials_once::<Epoll>, dials_once::<Uring>);

@@ -27,7 +27,7 @@ use crate::serve::running::{Running, State};
 use crate::stats::{ClientSnapshot, Value};
 use crate::toml_file::{Mistake, Table};
 
-/// Port of NFS.
+/// Default port of NFS.
 const PORT: u16 = 2049;
 
 /// NFSv3 server: folders that clients mount
@@ -47,7 +47,7 @@ pub(crate) struct NfsArgs {
     process: ProcessArgs,
 }
 
-/// What can be done with an NFS server beside serving.
+/// Subcommands of `ksf nfs`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum NfsTool {
     /// Show what a running NFS server has answered, of each procedure and each client
@@ -68,10 +68,10 @@ impl NfsArgs {
     }
 }
 
-/// What the table of a service says of an NFS server alone.
+/// Keys of an NFS server in the table of a service.
 #[derive(Debug, Deserialize)]
 struct NfsTable {
-    /// Whether to register with rpcbind.
+    /// Register with rpcbind.
     #[serde(default)]
     rpcbind: bool,
 }
@@ -128,13 +128,13 @@ impl ServiceKind for NfsServer {
     }
 }
 
-/// The limits of an NFS server where nothing is said.
+/// Default limits of an NFS server.
 fn limits() -> Limits {
-    // Several READs and WRITEs of 1 MiB at a time.
+    // Room for several concurrent READs and WRITEs of 1 MiB.
     Limits { connection_bytes_max: 16 << 20, ..Limits::default() }
 }
 
-/// What a client types.
+/// Mount command of an export.
 fn mount_line(address: SocketAddr, path: &Path) -> String {
     let host = match address {
         _ if address.ip().is_unspecified() => "SERVER".to_owned(),
@@ -161,7 +161,7 @@ fn check(limits: &Limits) -> Result<(), Failure> {
     Err(Failure::new(Status::Data, what).remedy("let both be 8k at least; the defaults are 1088k and 16m"))
 }
 
-/// What is kept while it serves.
+/// State of a running NFS server.
 struct Serving {
     nfs: Option<Nfs>,
     registration: Option<Registration>,
@@ -185,7 +185,7 @@ impl State for Serving {
     }
 }
 
-/// What `ksf nfs status` shows of its clients.
+/// Clients, as `ksf nfs status` shows them.
 fn clients(nfs: &Nfs) -> Vec<ClientSnapshot> {
     let client = |counts: ClientCounts| ClientSnapshot {
         address: counts.client.to_string(),
@@ -198,7 +198,7 @@ fn clients(nfs: &Nfs) -> Vec<ClientSnapshot> {
     nfs.clients().into_iter().map(client).collect()
 }
 
-/// What `ksf stat` shows of it.
+/// Counters, as `ksf stat` shows them.
 fn counters(nfs: &Nfs) -> Vec<Value> {
     let mut values = Vec::new();
     for counts in nfs.procedures() {
