@@ -9,7 +9,7 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
 use ksf_kv::cluster::{Cluster, NodeSpec};
-use ksf_test::{Running, own_network, own_network_or_skip, program_or_skip, wait_until};
+use ksf_test::{Running, own_network_or_skip, program_or_skip, wait_until};
 
 /// Asked of a node that has the slots up to 8191, and of Redis as that node.
 const SAME_AS_REDIS: &[&str] = &[
@@ -223,10 +223,9 @@ fn a_node_answers_as_redis_does() {
 #[test]
 fn http_tells_which_node_has_a_key() {
     use std::io::Write;
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
     let settings = first_of_two(addresses());
-    let serving = Serving::start_set(EngineKind::Epoll, folder.path(), Limits::default(), settings);
+    let serving =
+        Serving::in_new_folder(|folder| Serving::start_set(EngineKind::Epoll, folder, Limits::default(), settings));
     let ask = |head: &str, body: &str| {
         let mut stream = ksf_test::stream::connect(serving.address());
         stream.write_all(format!("{head} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n").as_bytes()).unwrap();

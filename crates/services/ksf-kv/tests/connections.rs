@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Client, Compared, Redis, Serving, engines};
 use ksf::limits::Limits;
-use ksf_test::{own_network, stream, wait_until};
+use ksf_test::{stream, wait_until};
 
 /// Asked of this server and of Redis, and answered by both in the same way.
 pub(crate) const SAME_AS_REDIS: &[&str] = &[
@@ -425,13 +425,11 @@ const MILLISECOND: u64 = 1;
 /// behind it later. Others are served meanwhile.
 #[test]
 fn a_wait_for_replicas_takes_its_time_as_with_redis() {
-    own_network();
     let mut redis = Redis::start();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
         // The drain waits in vain for what waits for ever.
         let limits = Limits { drain_timeout_ms: 100, ..Limits::default() };
-        let serving = Serving::start_with(engine, folder.path(), limits);
+        let serving = Serving::fresh_with(engine, limits);
         let mut client = serving.connect();
         let wanted = Duration::from_millis(40 - MILLISECOND);
         if let Some(redis) = redis.as_mut() {

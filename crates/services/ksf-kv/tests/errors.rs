@@ -10,7 +10,7 @@ use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_kv::Settings;
 use ksf_kv::cluster::{Cluster, NodeSpec};
-use ksf_test::{own_network, stream};
+use ksf_test::stream;
 
 /// Elements of keys, and their bytes.
 const TRIED: Size = (64, 64);
@@ -83,9 +83,7 @@ fn variants<'a>(words: &[&'a [u8]], tokens: &'a [String]) -> Vec<Vec<&'a [u8]>> 
 
 #[test]
 fn no_error_reply_is_long_whichever_argument_is() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let serving = start(folder.path());
+    let serving = Serving::in_new_folder(start);
     let address = serving.address();
     let all: Vec<Driven> = table::all(TRIED, |commands| converse(address, commands));
     converse(address, &table::encoded(&table::make_all(TRIED)));
@@ -110,9 +108,7 @@ fn no_error_reply_is_long_whichever_argument_is() {
 
 #[test]
 fn errors_quote_the_bytes_of_an_argument() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let serving = start(folder.path());
+    let serving = Serving::in_new_folder(start);
     let cut = [b"-ERR Unsupported option ", &[0xff; 128][..], b"\r\n"].concat();
     let told: [(&[&[u8]], &[u8]); 6] = [
         (&[b"EXPIRE", b"k", b"1", &LONG], &cut),

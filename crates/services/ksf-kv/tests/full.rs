@@ -4,7 +4,6 @@
 use crate::common::{Client, Serving, counter, engines_of_effort};
 use ksf_kv::disk::DiskOptions;
 use ksf_kv::{Durability, Settings};
-use ksf_test::own_network;
 
 const TIMES: usize = 10_000;
 /// Commands of a pipeline.
@@ -133,12 +132,10 @@ impl Filler {
 
 #[test]
 fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
-    own_network();
     for engine in engines_of_effort() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 40, ..DiskOptions::default() };
-        let serving = Serving::start_single(engine, folder.path(), settings, options);
+        let serving = Serving::in_new_folder(|folder| Serving::start_single(engine, folder, settings, options));
         let mut client = serving.connect();
         let commands = commands(&mut client);
         for name in &commands {
@@ -178,12 +175,10 @@ fn a_full_log_takes_each_command_that_redis_takes_without_memory() {
 #[test]
 fn a_full_log_takes_new_values_where_keys_were_deleted() {
     const PART: usize = 12;
-    own_network();
     for engine in engines_of_effort() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 20, ..DiskOptions::default() };
-        let serving = Serving::start_single(engine, folder.path(), settings, options);
+        let serving = Serving::in_new_folder(|folder| Serving::start_single(engine, folder, settings, options));
         let mut client = serving.connect();
         let value = "v".repeat(1_000);
         let set = |name: &'static str| {
@@ -206,12 +201,10 @@ fn a_full_log_takes_new_values_where_keys_were_deleted() {
 fn full_memory_takes_each_command_that_redis_takes_then() {
     const TIMES: usize = 500;
     const MEMORY_BYTES: usize = 4 << 20;
-    own_network();
     for engine in engines_of_effort() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { durability: Durability::None, memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
         let options = DiskOptions { segment_bytes: SEGMENT_BYTES as u64, places: 40, ..DiskOptions::default() };
-        let serving = Serving::start_single(engine, folder.path(), settings, options);
+        let serving = Serving::in_new_folder(|folder| Serving::start_single(engine, folder, settings, options));
         let mut client = serving.connect();
         let commands = commands(&mut client);
         for name in &commands {

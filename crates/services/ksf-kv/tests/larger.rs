@@ -99,10 +99,8 @@ fn every_value_is_read_back_from_a_store_five_times_larger_than_its_memory() {
 /// Commands that need values of several keys, and those that change them, are carried out once, with all of them.
 #[test]
 fn commands_on_several_keys_see_values_from_the_disk() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
-        let serving = start(engine, folder.path(), 12);
+        let serving = Serving::in_new_folder(|folder| start(engine, folder, 12));
         fill(&serving, 1);
         let mut client = serving.connect();
         // Long ago let go of.
@@ -217,15 +215,13 @@ fn overwriting_and_cleaning_while_values_are_read() {
 /// Commands that need more at once than a shard reads at a time wait for each other, and none of them for ever.
 #[test]
 fn commands_wait_for_room_for_what_is_read_for_them() {
-    own_network();
     const LONG_BYTES: usize = 900_000;
     const LONG_KEYS: usize = 20;
     let long = |number: usize| format!("{number} {}", "v".repeat(LONG_BYTES));
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
         let limits = Limits { message_bytes_max: 8 << 20, connection_bytes_max: 32 << 20, ..Limits::default() };
-        let serving = Serving::start_on(engine, folder.path(), limits, settings, 32);
+        let serving = Serving::in_new_folder(|folder| Serving::start_on(engine, folder, limits, settings, 32));
         let mut client = serving.connect();
         for number in 0..LONG_KEYS {
             client.send(&["SET", &key(number), &long(number)]);
@@ -262,12 +258,10 @@ fn commands_wait_for_room_for_what_is_read_for_them() {
 /// With a server that has room for one operation on files at a time: neither writes nor reads are lost for it.
 #[test]
 fn values_are_read_though_files_have_little_room() {
-    own_network();
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
         let limits = Limits { file_ops_max: 1, file_bytes_max: 64 << 10, ..Limits::default() };
-        let serving = Serving::start_on(engine, folder.path(), limits, settings, 12);
+        let serving = Serving::in_new_folder(|folder| Serving::start_on(engine, folder, limits, settings, 12));
         fill(&serving, 1);
         std::thread::scope(|scope| {
             for seed in 0..3 {

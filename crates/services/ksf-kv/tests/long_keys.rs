@@ -32,10 +32,8 @@ fn sorted(answer: &str) -> Vec<&str> {
 
 #[test]
 fn members_are_found_by_place_and_by_score() {
-    own_network();
     let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = start(folder.path());
+    let serving = Serving::in_new_folder(start);
     let (mut client, peer) = (serving.connect(), &mut redis.client);
     let mut random = Random::of_test(3);
     let random: &mut Random = &mut random;
@@ -146,10 +144,8 @@ fn elements_of_lists_move_to_the_nearer_end() {
 
 #[test]
 fn sets_are_combined_as_by_redis() {
-    own_network();
     let Some(mut redis) = Redis::start() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let serving = start(folder.path());
+    let serving = Serving::in_new_folder(start);
     let (mut client, peer) = (serving.connect(), &mut redis.client);
     let mut random = Random::of_test(5);
     for (key, members) in [("a", 1_500), ("b", 900), ("c", 600), ("few", 3), ("x", 256), ("y", 512)] {
@@ -177,10 +173,8 @@ fn sets_are_combined_as_by_redis() {
 /// Each member is drawn, and none twice where it must not be; nothing of what is gone.
 #[test]
 fn cells_are_drawn_at_random() {
-    own_network();
     const MEMBERS: usize = 400;
-    let folder = tempfile::tempdir().unwrap();
-    let serving = start(folder.path());
+    let serving = Serving::in_new_folder(start);
     let mut client = serving.connect();
     let mut there: BTreeMap<String, String> = BTreeMap::new();
     for number in 0..2 * MEMBERS {

@@ -1,11 +1,8 @@
 //! Replies have a bound in bytes, whatever a command asks for.
 
-use std::path::Path;
-
 use crate::common::{Client, Serving};
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
-use ksf_test::own_network;
 
 const LIMIT: usize = 64 << 10;
 const TOO_LONG: &str = "-ERR the reply has more than 65536 bytes: ask for a part of it";
@@ -15,9 +12,9 @@ fn long(number: usize) -> String {
     format!("{number}{}", "v".repeat(20_000))
 }
 
-fn start(folder: &Path) -> (Serving, Client) {
+fn start() -> (Serving, Client) {
     let limits = Limits { message_bytes_max: LIMIT, connection_bytes_max: LIMIT, ..Limits::default() };
-    let serving = Serving::start_with(EngineKind::Epoll, folder, limits);
+    let serving = Serving::fresh_with(EngineKind::Epoll, limits);
     let mut client = serving.connect();
     for number in 0..4 {
         let (value, number) = (long(number), number.to_string());
@@ -38,9 +35,7 @@ fn start(folder: &Path) -> (Serving, Client) {
 
 #[test]
 fn a_reply_that_is_too_long_is_an_error_and_changes_nothing() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let (serving, mut client) = start(folder.path());
+    let (serving, mut client) = start();
     for question in [
         "MGET string string string string",
         "HMGET hash 0 0 0 0",
@@ -93,9 +88,7 @@ fn a_reply_that_is_too_long_is_an_error_and_changes_nothing() {
 
 #[test]
 fn keys_are_told_as_far_as_a_reply_has_room() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let (serving, mut client) = start(folder.path());
+    let (serving, mut client) = start();
     for number in 0..4 {
         assert_eq!(client.ask(&format!("SET {} 1", long(number))), "+OK");
     }
@@ -107,9 +100,7 @@ fn keys_are_told_as_far_as_a_reply_has_room() {
 /// More than there are, again and again: a short command that would take much memory.
 #[test]
 fn a_count_multiplies_no_reply_beyond_its_bound() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let (serving, mut client) = start(folder.path());
+    let (serving, mut client) = start();
     let value = "v".repeat(100);
     client.ask(&format!("HSET short field {value}"));
     client.ask(&format!("SADD members {value}"));
@@ -121,9 +112,7 @@ fn a_count_multiplies_no_reply_beyond_its_bound() {
 
 #[test]
 fn the_commands_of_a_transaction_share_the_bound() {
-    own_network();
-    let folder = tempfile::tempdir().unwrap();
-    let (serving, mut client) = start(folder.path());
+    let (serving, mut client) = start();
     for command in ["MULTI", "GET string", "LINDEX list 0", "HGET hash 0", "GETDEL string", "LPOP list", "SET last 1"] {
         client.ask(command);
     }

@@ -377,12 +377,11 @@ fn a_full_store_takes_every_removal_and_every_flush() {
 /// A queue that never has more than a few elements, and keys that all go, leave nothing in memory for good.
 #[test]
 fn what_is_gone_gives_its_memory_back() {
-    own_network();
     const MEMORY_BYTES: usize = 500_000;
     for engine in engines() {
-        let folder = tempfile::tempdir().unwrap();
         let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
-        let serving = Serving::start_on(engine, folder.path(), Limits::default(), settings, 12);
+        let serving =
+            Serving::in_new_folder(|folder| Serving::start_on(engine, folder, Limits::default(), settings, 12));
         let mut client = serving.connect();
         for element in 0..100 {
             let pair = |_| [&["RPUSH", "queue", "an element"][..], &["LPOP", "queue"][..]];

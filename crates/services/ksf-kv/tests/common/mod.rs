@@ -47,9 +47,14 @@ impl Serving {
     }
 
     pub(crate) fn fresh_with(engine: EngineKind, limits: Limits) -> Self {
+        Self::in_new_folder(|folder| Self::start_with(engine, folder, limits))
+    }
+
+    /// A server that `start` starts on a new folder, in a network of the test's own.
+    pub(crate) fn in_new_folder(start: impl FnOnce(&Path) -> Self) -> Self {
         own_network();
         let folder = tempfile::tempdir().unwrap();
-        let serving = Self::start_with(engine, folder.path(), limits);
+        let serving = start(folder.path());
         Self { folder: Some(folder), ..serving }
     }
 
