@@ -14,7 +14,7 @@ use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, of
 use libc::{sighandler_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval};
 
 use crate::kcm::{self, AF_KCM, Answer, Kcm};
-use crate::message::{self, part};
+use crate::message::{self, Target, part};
 use crate::signals::Blocked;
 use crate::table::{self, Entry};
 use crate::{events, keeper, ownership, passed, procfs, program, watch};
@@ -94,8 +94,11 @@ fn refused(fd: c_int) -> Option<c_int> {
 /// `parts` leads to `count` buffers that can be written.
 unsafe fn read_parts(fd: c_int, parts: *const iovec, count: usize, flags: c_int) -> Option<isize> {
     let read = table::with(fd, |entry, blocked| match entry {
-        // SAFETY: handed on from the caller.
-        Entry::Kcm(kcm) => Some(unsafe { message::receive_parts(fd, &kcm, blocked, parts, count, flags) }),
+        Entry::Kcm(kcm) => {
+            let on = Target { fd, kcm: &kcm, blocked };
+            // SAFETY: handed on from the caller.
+            Some(unsafe { message::receive_parts(on, parts, count, flags) })
+        }
         // SAFETY: handed on from the caller.
         Entry::Tcp(tcp) => unsafe { message::unread(&tcp, parts, count, flags) },
         Entry::Inherited => Some(Err(ownership::refuse(fd))),
@@ -113,7 +116,7 @@ unsafe fn write_parts(fd: c_int, parts: *const iovec, count: usize, flags: Optio
     let send = |kcm: &Arc<Kcm>, blocked: &Blocked| {
         let flags = flags.unwrap_or_else(|| message::write_flags(kcm));
         // SAFETY: handed on from the caller.
-        unsafe { message::send_parts(fd, kcm, blocked, parts, count, flags) }
+        unsafe { message::send_parts(Target { fd, kcm, blocked }, parts, count, flags) }
     };
     table::on_kcm(fd, send).map(give)
 }
@@ -265,7 +268,7 @@ hooks! {
     fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t = |real| {
         let done = table::with(fd, |entry, blocked| match entry {
             // SAFETY: the caller's header is what the manual page demands.
-            Entry::Kcm(kcm) => Some(unsafe { message::receive(fd, &kcm, blocked, header, flags) }),
+            Entry::Kcm(kcm) => Some(unsafe { message::receive(Target { fd, kcm: &kcm, blocked }, header, flags) }),
             Entry::Tcp(tcp) if !header.is_null() => {
                 // SAFETY: the header leads to its buffers.
                 unsafe { message::unread(&tcp, (*header).msg_iov, (*header).msg_iovlen, flags) }
@@ -314,7 +317,7 @@ hooks! {
     fn recvmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int = |real| {
         // SAFETY: the caller has so many headers, and a timeout or none.
         let receive = |kcm: &Arc<Kcm>, blocked: &Blocked| unsafe {
-            message::receive_many(fd, kcm, blocked, headers, count, flags, of_timespec(timeout))
+            message::receive_many(Target { fd, kcm, blocked }, headers, count, flags, of_timespec(timeout))
         };
         table::on_kcm(fd, receive).map(give).or_else(|| {
             let received = real(fd, headers, count, flags, timeout);
@@ -329,7 +332,7 @@ hooks! {
     /// sendmsg(2)
     fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t =
         // SAFETY: the caller's header is what the manual page demands.
-        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send(fd, kcm, blocked, header, flags) }).map(give);
+        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send(Target { fd, kcm, blocked }, header, flags) }).map(give);
     /// send(2)
     fn send(fd: c_int, bytes: *const c_void, count: size_t, flags: c_int) -> ssize_t =
         // SAFETY: the caller has so many bytes.
@@ -349,10 +352,10 @@ hooks! {
     /// sendmmsg(2)
     fn sendmmsg(fd: c_int, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int =
         // SAFETY: the caller has so many headers.
-        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send_many(fd, kcm, blocked, headers, count, flags) }).map(give);
+        |real| table::on_kcm(fd, |kcm, blocked| unsafe { message::send_many(Target { fd, kcm, blocked }, headers, count, flags) }).map(give);
     /// splice(2)
     fn splice(from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, bytes: size_t, flags: c_uint) -> ssize_t =
-        |real| table::on_kcm(from, |kcm, blocked| message::splice(from, kcm, blocked, to, bytes, flags)).map(give);
+        |real| table::on_kcm(from, |kcm, blocked| message::splice(Target { fd: from, kcm, blocked }, to, bytes, flags)).map(give);
 
     /// poll(2)
     fn poll(set: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int =

@@ -47,15 +47,22 @@ fn with_mode(fd: c_int, flags: c_int) -> Flags {
     if is_nonblocking(fd) { flags | Flags::DONTWAIT } else { flags }
 }
 
+/// The message socket of a call: its descriptor, and the signals that are blocked during the call.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) fd: c_int,
+    pub(crate) kcm: &'a Kcm,
+    pub(crate) blocked: &'a Blocked,
+}
+
 /// Does a call, with or without waiting; a signal may end the wait. Handlers run only while it waits.
 fn call<T>(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
+    on: Target<'_>,
     flags: c_int,
     what: For,
     mut work: impl FnMut(Flags) -> Result<T, KcmSocketError>,
 ) -> Answer<T> {
+    let Target { fd, kcm, blocked } = on;
     let flags = with_mode(fd, flags);
     let at_once = flags | Flags::DONTWAIT;
     match work(at_once) {
@@ -72,33 +79,20 @@ fn call<T>(
 /// # Safety
 ///
 /// `header` is what recvmsg(2) demands.
-pub(crate) unsafe fn receive(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    header: *mut msghdr,
-    flags: c_int,
-) -> Answer<isize> {
+pub(crate) unsafe fn receive(on: Target<'_>, header: *mut msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: handed on from the caller.
-    unsafe { receive_at(0, fd, kcm, blocked, header, flags) }
+    unsafe { receive_at(0, on, header, flags) }
 }
 
 /// The same, as the `at`-th message of a call that receives several.
-unsafe fn receive_at(
-    at: usize,
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    header: *mut msghdr,
-    flags: c_int,
-) -> Answer<isize> {
+unsafe fn receive_at(at: usize, on: Target<'_>, header: *mut msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: the header leads to its buffers.
     let (header, mut parts) = unsafe {
         let header = header.as_mut().ok_or(libc::EFAULT)?;
         let parts = buffers(header.msg_iov, header.msg_iovlen);
         (header, parts)
     };
-    let received = call(fd, kcm, blocked, flags, For::Message, |flags| kcm.socket.recvmsg_at(at, &mut parts, flags))?;
+    let received = call(on, flags, For::Message, |flags| on.kcm.socket.recvmsg_at(at, &mut parts, flags))?;
     header.msg_flags = received.flags.bits();
     header.msg_namelen = 0;
     header.msg_controllen = 0;
@@ -110,17 +104,10 @@ unsafe fn receive_at(
 /// # Safety
 ///
 /// `parts` leads to `count` buffers that can be written.
-pub(crate) unsafe fn receive_parts(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    parts: *const iovec,
-    count: usize,
-    flags: c_int,
-) -> Answer<isize> {
+pub(crate) unsafe fn receive_parts(on: Target<'_>, parts: *const iovec, count: usize, flags: c_int) -> Answer<isize> {
     // SAFETY: the buffers are as the contract says.
     let mut parts = unsafe { buffers(parts, count) };
-    let received = call(fd, kcm, blocked, flags, For::Message, |flags| kcm.socket.recvmsg(&mut parts, flags))?;
+    let received = call(on, flags, For::Message, |flags| on.kcm.socket.recvmsg(&mut parts, flags))?;
     Ok(received.bytes as isize)
 }
 
@@ -130,9 +117,7 @@ pub(crate) unsafe fn receive_parts(
 ///
 /// `headers` leads to `count` of what recvmmsg(2) demands.
 pub(crate) unsafe fn receive_many(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
+    on: Target<'_>,
     headers: *mut mmsghdr,
     count: c_uint,
     flags: c_int,
@@ -145,7 +130,7 @@ pub(crate) unsafe fn receive_many(
         // SAFETY: there are `count` of them.
         let header = unsafe { &mut *headers.add(at) };
         // SAFETY: as the contract says.
-        match unsafe { receive_at(at, fd, kcm, blocked, &mut header.msg_hdr, own) } {
+        match unsafe { receive_at(at, on, &mut header.msg_hdr, own) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => return Ok(at as c_int),
@@ -163,32 +148,19 @@ pub(crate) unsafe fn receive_many(
 /// # Safety
 ///
 /// `header` is what sendmsg(2) demands.
-pub(crate) unsafe fn send(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    header: *const msghdr,
-    flags: c_int,
-) -> Answer<isize> {
+pub(crate) unsafe fn send(on: Target<'_>, header: *const msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: handed on from the caller.
-    unsafe { send_at(0, fd, kcm, blocked, header, flags) }
+    unsafe { send_at(0, on, header, flags) }
 }
 
 /// The same, as the `at`-th message of a call that sends several.
-unsafe fn send_at(
-    at: usize,
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    header: *const msghdr,
-    flags: c_int,
-) -> Answer<isize> {
+unsafe fn send_at(at: usize, on: Target<'_>, header: *const msghdr, flags: c_int) -> Answer<isize> {
     // SAFETY: the header leads to its bytes.
     let parts = unsafe {
         let header = header.as_ref().ok_or(libc::EFAULT)?;
         slices(header.msg_iov, header.msg_iovlen)
     };
-    let sent = call(fd, kcm, blocked, flags, For::Room, |flags| kcm.socket.sendmsg_at(at, &parts, flags))?;
+    let sent = call(on, flags, For::Room, |flags| on.kcm.socket.sendmsg_at(at, &parts, flags))?;
     Ok(sent as isize)
 }
 
@@ -197,17 +169,10 @@ unsafe fn send_at(
 /// # Safety
 ///
 /// `parts` leads to `count` parts that can be read.
-pub(crate) unsafe fn send_parts(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    parts: *const iovec,
-    count: usize,
-    flags: c_int,
-) -> Answer<isize> {
+pub(crate) unsafe fn send_parts(on: Target<'_>, parts: *const iovec, count: usize, flags: c_int) -> Answer<isize> {
     // SAFETY: the parts are as the contract says.
     let parts = unsafe { slices(parts, count) };
-    let sent = call(fd, kcm, blocked, flags, For::Room, |flags| kcm.socket.sendmsg(&parts, flags))?;
+    let sent = call(on, flags, For::Room, |flags| on.kcm.socket.sendmsg(&parts, flags))?;
     Ok(sent as isize)
 }
 
@@ -221,14 +186,7 @@ pub(crate) fn write_flags(kcm: &Kcm) -> c_int {
 /// # Safety
 ///
 /// `headers` leads to `count` of what sendmmsg(2) demands.
-pub(crate) unsafe fn send_many(
-    fd: c_int,
-    kcm: &Kcm,
-    blocked: &Blocked,
-    headers: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-) -> Answer<c_int> {
+pub(crate) unsafe fn send_many(on: Target<'_>, headers: *mut mmsghdr, count: c_uint, flags: c_int) -> Answer<c_int> {
     for at in 0..count as usize {
         // SAFETY: there are `count` of them.
         let header = unsafe { &mut *headers.add(at) };
@@ -236,11 +194,11 @@ pub(crate) unsafe fn send_many(
         let batch = if at + 1 < count as usize { Flags::BATCH.bits() } else { 0 };
         let flags = flags | header.msg_hdr.msg_flags & libc::MSG_EOR | batch;
         // SAFETY: as the contract says.
-        match unsafe { send_at(at, fd, kcm, blocked, &header.msg_hdr, flags) } {
+        match unsafe { send_at(at, on, &header.msg_hdr, flags) } {
             Ok(bytes) => header.msg_len = bytes as c_uint,
             Err(errno) if at == 0 => return Err(errno),
             Err(_) => {
-                kcm.socket.flush();
+                on.kcm.socket.flush();
                 return Ok(at as c_int);
             }
         }
@@ -249,16 +207,16 @@ pub(crate) unsafe fn send_many(
 }
 
 /// `splice` from a message socket.
-pub(crate) fn splice(fd: c_int, kcm: &Kcm, blocked: &Blocked, to: c_int, bytes: usize, flags: c_uint) -> Answer<isize> {
+pub(crate) fn splice(on: Target<'_>, to: c_int, bytes: usize, flags: c_uint) -> Answer<isize> {
     let flags = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     if to < 0 {
         return Err(libc::EBADF);
     }
     // SAFETY: the caller keeps its descriptor open during its call; a wrong number gives EBADF.
     let to = unsafe { BorrowedFd::borrow_raw(to) };
-    let spliced = call(fd, kcm, blocked, flags, For::Message, |flags| {
+    let spliced = call(on, flags, For::Message, |flags| {
         // The target may be slow.
-        kcm.socket.splice_with(bytes, flags, |bytes| Ok(blocked.open(|| rustix::io::write(to, bytes))?))
+        on.kcm.socket.splice_with(bytes, flags, |bytes| Ok(on.blocked.open(|| rustix::io::write(to, bytes))?))
     })?;
     Ok(spliced as isize)
 }
