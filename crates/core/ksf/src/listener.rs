@@ -247,7 +247,8 @@ fn open_inet(addr: &ListenAddr, mut at: SocketAddr, cpus: &[usize], options: Soc
     Ok(Sockets { addr, sockets, handed_over: false, unlink: None })
 }
 
-/// Sets the keepalive that accepted connections inherit. No other timeout ends a connection that owes its peer nothing.
+/// Sets the keepalive that accepted connections inherit. By default nothing else ends an idle connection whose peer has
+/// vanished.
 fn keep_alive(socket: &Socket) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     socket.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES))

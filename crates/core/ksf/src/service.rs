@@ -238,8 +238,8 @@ macro_rules! stateless {
         $crate::stateless!(shard);
         type Conn = ();
 
-        fn accept(&self, (): &mut (), _: &$crate::Peer) -> Result<(), $crate::Refused> {
-            Ok(())
+        fn accept(&self, (): &mut (), _: &$crate::Peer) -> ::std::result::Result<(), $crate::Refused> {
+            ::std::result::Result::Ok(())
         }
     };
     (shard) => {
@@ -247,7 +247,7 @@ macro_rules! stateless {
         type Mode = $crate::Unlogged;
 
         fn start(&self, _: &mut $crate::Turn<'_>) -> ::std::io::Result<()> {
-            Ok(())
+            ::std::result::Result::Ok(())
         }
     };
 }

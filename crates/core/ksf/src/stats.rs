@@ -88,6 +88,8 @@ counters! {
     logs_lost,
     /// Times no slot was free to receive into.
     slots_exhausted,
+    /// Sends that wait because the kernel has no memory for them.
+    sends_without_memory,
     /// Datagrams received.
     datagrams_in,
     /// Datagrams sent.

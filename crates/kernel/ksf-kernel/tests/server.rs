@@ -105,7 +105,7 @@ fn echo_to_a_slow_reader(rig: &Rig, message: &[u8]) {
         send_all(&mut client, piece);
         wait_until("its echo arrives", || unread(&client) == (number + 1) * PIECE);
     }
-    let paused = rig.server_counter("reads_paused");
+    let [paused, refused] = ["reads_paused", "sends_without_memory"].map(|name| rig.server_counter(name));
     let mut sender = client.try_clone().unwrap();
     let mut got = Vec::with_capacity(message.len());
     thread::scope(|scope| {
@@ -116,7 +116,9 @@ fn echo_to_a_slow_reader(rig: &Rig, message: &[u8]) {
             sender.shutdown(Shutdown::Write).unwrap();
         });
         // A server that has many slots free may have it all in its out-queue before it pauses.
-        wait_until("the way back is full", || sender.is_finished() || rig.server_counter("reads_paused") > paused);
+        let is_full =
+            || rig.server_counter("reads_paused") > paused || rig.server_counter("sends_without_memory") > refused;
+        wait_until("the way back is full", || sender.is_finished() || is_full());
         let mut buf = [0; 15_000];
         loop {
             match client.read(&mut buf).expect("more of the echo") {
@@ -159,13 +161,17 @@ fn a_slow_reader_misses_nothing_while_tcp_is_short_of_memory() {
     let bytes = pattern(MESSAGE + rounds * 1000, 3);
     for engine in engines() {
         in_new_network(|| {
-            let Some(short) = TcpMemory::limit(512 << 10) else { return };
+            let Some(_short) = TcpMemory::limit(512 << 10) else { return };
             let rig = Rig::start(Spoken::Echo, engine);
-            for round in 0..rounds {
-                echo_to_a_slow_reader(&rig, &bytes[round * 997..][..MESSAGE + round]);
+            // An io_uring request waits in the kernel where it can, and is refused less often.
+            let was_refused = || engine != EngineKind::Epoll || rig.server_counter("sends_without_memory") > 0;
+            for round in 0.. {
+                echo_to_a_slow_reader(&rig, &bytes[round % rounds * 997..][..MESSAGE + round % rounds]);
+                if round >= rounds && was_refused() {
+                    break;
+                }
             }
             rig.end();
-            assert!(short.most() >= 512 << 10, "there was memory enough");
         });
     }
 }
@@ -197,18 +203,15 @@ impl TcpMemory {
     fn enter(&self, group: &std::path::Path) {
         std::fs::write(group.join("tasks"), rustix::thread::gettid().as_raw_nonzero().to_string()).unwrap();
     }
-
-    /// The most that there was.
-    fn most(&self) -> usize {
-        let most = std::fs::read_to_string(self.own.join("memory.kmem.tcp.max_usage_in_bytes")).unwrap();
-        most.trim().parse().unwrap()
-    }
 }
 
 impl Drop for TcpMemory {
     fn drop(&mut self) {
         self.enter(&self.before);
-        std::fs::remove_dir(&self.own).unwrap();
+        // A thread that has been joined leaves the group a little later.
+        if !thread::panicking() {
+            wait_until("its threads have left the group", || std::fs::remove_dir(&self.own).is_ok());
+        }
     }
 }
 

@@ -31,7 +31,7 @@ impl Stranger {
             |sent_bytes: usize| [&(0x8000_0000_u32 | 100 << 10).to_be_bytes()[..], &vec![0; sent_bytes]].concat();
         let with_arguments = [rpc::call(1, 100_003, 3, 0), vec![0; 14_000]].concat();
         let (messages, step_bytes, is_slow) = match number % 8 {
-            // These do not end within the test.
+            // The first two do not end within the test.
             0 => (long(40_000), 1, true),
             1 => (long(40_000), 100, true),
             2 => (long(40_000), 10_000, true),
@@ -82,9 +82,9 @@ fn annoy(strangers: &mut [Stranger], ends: &AtomicBool, slow_rounds: &AtomicU64)
     }
 }
 
-/// Lets this process have the descriptors of both ends of all connections.
+/// Lets this process have the descriptors of both ends of all connections, and of ends of earlier ones that linger.
 fn raise_files() {
-    const FILES: u64 = 2 * STRANGERS as u64 + 256;
+    const FILES: u64 = 3 * STRANGERS as u64 + 256;
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < FILES) {
         // Beyond the hard limit only root may.

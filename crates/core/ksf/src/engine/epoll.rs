@@ -12,8 +12,9 @@ use super::datagram_receiver::{DatagramReceiver, NoSlot, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::files::BlockingFiles;
 use super::msg::{SendMsg, send_now, sockaddr};
+use super::no_memory::NoMemory;
 use super::syscalls::{accept_now, receive_into, set_nonblocking};
-use super::{Engine, Event, NO_MEMORY, Reading, SPARES_MAX, Wait, pause};
+use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
 use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
@@ -46,7 +47,7 @@ pub(crate) struct Epoll {
     files: BlockingFiles,
     starved: bool,
     /// Connections that [lack memory](Conn::lacks_memory), and maybe others.
-    no_memory: Vec<u32>,
+    no_memory: NoMemory,
 }
 
 #[derive(Default)]
@@ -132,7 +133,7 @@ impl Engine for Epoll {
             spare_batches: Boxes::default(),
             files: BlockingFiles::new().map_err(failed("eventfd"))?,
             starved: false,
-            no_memory: Vec::new(),
+            no_memory: NoMemory::default(),
         })
     }
 
@@ -305,9 +306,7 @@ impl Engine for Epoll {
             // There is no min-wait for epoll: sleep, then look.
             pause(gather, env);
         }
-        if !self.no_memory.is_empty() {
-            wait.timeout = Some(wait.timeout.map_or(NO_MEMORY, |timeout| timeout.min(NO_MEMORY)));
-        }
+        wait.timeout = self.no_memory.limit(wait.timeout);
         env.stats.syscalls.add(1);
         let count = self.wait_ready(if idle { wait.timeout } else { Some(Duration::ZERO) });
         if count < 0 {
@@ -317,9 +316,9 @@ impl Engine for Epoll {
         // SAFETY: the kernel initialised that many entries, and `count` is at most the capacity.
         unsafe { self.ready.set_len(count as usize) };
         events.append(&mut self.done);
-        for index in mem::take(&mut self.no_memory) {
+        for index in self.no_memory.take_due() {
             if mem::take(&mut self.conns[index as usize].lacks_memory) {
-                self.try_send(index, env, events);
+                self.update_interest(index);
             }
         }
         for at in 0..self.ready.len() {
@@ -484,7 +483,7 @@ impl Epoll {
                 if bytes > 0 {
                     events.push(Event::Sent { conn, bytes, done });
                 } else {
-                    self.no_memory.push(index);
+                    self.no_memory.add(index, env);
                 }
             }
             Err(_) => events.push(Event::Failed { conn }),

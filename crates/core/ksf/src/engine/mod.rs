@@ -28,6 +28,7 @@ mod datagrams;
 pub(crate) mod epoll;
 mod files;
 pub(crate) mod msg;
+mod no_memory;
 pub(crate) mod syscalls;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -136,9 +137,6 @@ pub(crate) const HEAD_BYTES: usize = 4 << 10;
 
 /// Boxes for batches that are kept for those which do not leave at once.
 const SPARES_MAX: usize = 1024;
-
-/// Where the kernel had no memory for a send, it is tried again after this time: no event tells when there is some.
-const NO_MEMORY: Duration = Duration::from_millis(5);
 
 /// How long to wait for events.
 #[derive(Clone, Copy, Debug, Default)]

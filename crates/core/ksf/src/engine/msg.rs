@@ -109,7 +109,8 @@ impl Name {
 /// as bytes that were passed to user space wait in it: the kernel charges them to the socket without asking for memory
 /// (sk_psock_skb_ingress_self), and takes what is left, a negative number, for the length that it may copy
 /// (tcp_wmem_schedule, Linux 6.1 to 6.18). Nothing was sent then, and the connection is sound: that is no failure, but a
-/// socket without room.
+/// socket without room. Where the bytes themselves cannot be read, a damaged page of persistent memory, the limit on the time
+/// of a send ends the connection.
 pub(crate) fn send_now(
     socket: RawFd,
     batch: &mut SendBatch,

@@ -30,7 +30,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use super::datagram_receiver::{DatagramReceiver, check_not_shut_down};
 use super::datagrams::DatagramQueues;
 use super::msg::SendMsg;
-use super::{Engine, Event, NO_MEMORY, Reading, SPARES_MAX, Wait, pause};
+use super::no_memory::NoMemory;
+use super::{Engine, Event, Reading, SPARES_MAX, Wait, pause};
 use crate::boxes::Boxes;
 use crate::cutter::Direct;
 use crate::datagram_output::DatagramOutput;
@@ -87,7 +88,7 @@ pub(crate) struct Uring {
     /// Receives that ended and shall be started again at the next wait.
     rearm: Vec<Op>,
     /// Connections that [lack memory](Send::lacks_memory), and maybe others.
-    no_memory: Vec<u32>,
+    no_memory: NoMemory,
     /// Events that need no completion.
     ready: Vec<Event>,
     watches: Vec<RawFd>,
@@ -129,7 +130,7 @@ impl Engine for Uring {
             spare_sends: Boxes::default(),
             backlog: VecDeque::new(),
             rearm: Vec::new(),
-            no_memory: Vec::new(),
+            no_memory: NoMemory::default(),
             ready: Vec::new(),
             watches: Vec::new(),
             unread: None,
@@ -287,9 +288,7 @@ impl Engine for Uring {
         if self.buffers.is_starved() || self.starved {
             timeout = Some(timeout.map_or(STARVED, |timeout| timeout.min(STARVED)));
         }
-        if !self.no_memory.is_empty() {
-            timeout = Some(timeout.map_or(NO_MEMORY, |timeout| timeout.min(NO_MEMORY)));
-        }
+        timeout = self.no_memory.limit(timeout);
         let nothing_ready = self.ready.is_empty() && self.ring.completion().is_empty();
         let is_look = self.flagged && timeout == Some(Duration::ZERO);
         let want = usize::from(nothing_ready && !is_look);

@@ -85,7 +85,7 @@ impl Uring {
             let lacks_memory = send.lacks_memory;
             state.send = Some(send);
             if lacks_memory {
-                self.no_memory.push(index);
+                self.no_memory.add(index, env);
             } else {
                 self.submit_send(index);
             }
@@ -95,7 +95,7 @@ impl Uring {
 
     /// Tries again what the kernel had no memory for.
     pub(super) fn send_again(&mut self) {
-        for index in mem::take(&mut self.no_memory) {
+        for index in self.no_memory.take_due() {
             let send = self.conns[index as usize].send.as_mut();
             if send.is_some_and(|send| mem::take(&mut send.lacks_memory)) {
                 self.submit_send(index);
