@@ -15,6 +15,7 @@ use ksf_kv::cluster::{Cluster, NodeSpec};
 use ksf_test::{Helper, PATIENCE, effort, is_helper, listen, say, stream, wait_until};
 
 const ENGINE: &str = "KSF_TEST_ENGINE";
+const FOLDER: &str = "KSF_TEST_FOLDER";
 
 const REPLY_BYTES_MAX: usize = 4 << 20;
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -52,7 +53,7 @@ fn helper_serves() {
     }
     let engine = std::env::var(ENGINE).unwrap();
     let engine = engines().into_iter().find(|known| known.name() == engine).unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).unwrap());
     // Every second slot, so that replies about slots are long.
     let slots = |first: usize| {
         let slots: Vec<String> = (first..16_384).step_by(2).map(|slot| slot.to_string()).collect();
@@ -60,7 +61,7 @@ fn helper_serves() {
     };
     let node = |last: usize| NodeSpec { address: format!("192.0.2.{}:6379", last + 1), slots: slots(last) };
     let cluster = Some(Cluster::new(&[node(0), node(1)], "192.0.2.1:6379").unwrap());
-    let serving = Serving::start_on(engine, folder.path(), limits(), Settings { cluster, ..Settings::default() }, 32);
+    let serving = Serving::start_on(engine, &folder, limits(), Settings { cluster, ..Settings::default() }, 32);
     say(serving.address());
     while listen().is_some() {}
     serving.stop();
@@ -73,15 +74,20 @@ fn soon() -> Duration {
 /// A server in a process of its own.
 struct Apart {
     server: Helper,
+    /// Kept here, because the server is killed.
+    _folder: tempfile::TempDir,
     address: SocketAddr,
     idle_bytes: usize,
 }
 
 impl Apart {
     fn start(engine: EngineKind) -> Self {
-        let mut server = Helper::start("memory::helper_serves", &[(ENGINE, engine.name().to_owned())]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap().to_owned();
+        let env = [(ENGINE, engine.name().to_owned()), (FOLDER, path)];
+        let mut server = Helper::start("memory::helper_serves", &env);
         let address = server.hear().parse().unwrap();
-        Self { server, address, idle_bytes: 0 }
+        Self { server, _folder: folder, address, idle_bytes: 0 }
     }
 
     /// Takes the present memory as the start: it is not due to peers.
