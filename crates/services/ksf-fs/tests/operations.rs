@@ -127,6 +127,31 @@ fn links_are_never_followed() {
 }
 
 #[test]
+fn a_name_of_another_object_is_neither_removed_nor_renamed() {
+    on_lane(|lane| {
+        let served = Served::open_to_all();
+        let (layer, dir) = (&served.fs, served.root());
+        fs::create_dir(served.path("folder")).unwrap();
+        let (folder, file) = (served.find(lane, "folder").handle, served.make(lane, "file").handle);
+        for (name, object, other) in [("folder", &folder, &file), ("file", &file, &folder)] {
+            let name = name.as_bytes();
+            let rename = |lane: &mut Lane, name, new, object| {
+                layer.rename_object(lane, &root(), (dir, name), (dir, new), object).result
+            };
+            assert_eq!(kind(layer.remove_object(lane, &root(), dir, name, other).result), ErrorKind::Stale);
+            assert_eq!(kind(layer.remove_object(lane, &root(), dir, b"none", object).result), ErrorKind::NotFound);
+            assert_eq!(kind(rename(lane, name, b"new", other)), ErrorKind::Stale);
+            assert_eq!(kind(rename(lane, b"none", b"new", object)), ErrorKind::NotFound);
+            assert_eq!(look(layer, lane, dir, name).as_ref(), Ok(object));
+            rename(lane, name, b"new", object).unwrap();
+            assert_eq!(look(layer, lane, dir, b"new").as_ref(), Ok(object));
+            layer.remove_object(lane, &root(), dir, b"new", object).result.unwrap();
+            assert_eq!(look(layer, lane, dir, b"new"), Err(ErrorKind::NotFound));
+        }
+    });
+}
+
+#[test]
 fn weak_cache_data_shows_each_change_once() {
     on_lane(|lane| {
         let served = exclusive();

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use crate::common::disk::{
-    BLOCK, DISK, Disk, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
+    BLOCK, DISK, Disk, Frozen, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
 };
 use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
 use crate::failures::inode;
@@ -699,22 +699,6 @@ fn very_many_files_are_read_and_written_with_few_descriptors() {
             assert_eq!(fs::read_to_string(data(&number.to_string())).unwrap(), expected);
         }
     });
-}
-
-/// A file system that stops, until it is dropped.
-struct Frozen;
-
-impl Frozen {
-    fn new() -> Self {
-        succeeds(&["fsfreeze", "-f", DISK]);
-        Self
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        succeeds(&["fsfreeze", "-u", DISK]);
-    }
 }
 
 #[test]

@@ -475,15 +475,15 @@ impl Work {
                 plain(Reply::Link {})
             }
             Self::Rename { node, place, dir, name } => {
-                let from = found_at(fs, lane, &node, place.as_deref())?.0.clone();
+                let from = place.as_deref().ok_or(Errno::INVAL)?.clone();
                 let to = Place { dir: dir.handle.clone(), name };
-                let moved = rename(fs, lane, &node.caller, from, to)?;
+                let moved = rename(fs, lane, &node.caller, from, to, Some(&node.handle))?;
                 Done::message(tag, Reply::Rename {}, moved)
             }
             Self::Renameat { from, from_name, to, to_name } => {
                 let old = Place { dir: from.handle.clone(), name: from_name };
                 let new = Place { dir: to.handle.clone(), name: to_name };
-                let moved = rename(fs, lane, &from.caller, old, new)?;
+                let moved = rename(fs, lane, &from.caller, old, new, None)?;
                 Done::message(tag, Reply::Renameat {}, moved)
             }
             Self::Unlinkat { dir, name, directory } => {
@@ -491,14 +491,13 @@ impl Work {
                 plain(Reply::Unlinkat {})
             }
             Self::Remove { node, place, open } => {
-                let removed = found_at(fs, lane, &node, place.as_deref()).and_then(|(place, file_type)| {
-                    let place = (&place.dir, &*place.name);
-                    Ok(unlink(fs, lane, &node.caller, place, file_type == FileType::Directory)?)
-                });
+                let removed = place
+                    .as_deref()
+                    .map(|Place { dir, name }| fs.remove_object(lane, &node.caller, dir, name, &node.handle).result);
                 if let Some(file) = open {
                     file.close(lane);
                 }
-                removed?;
+                removed.ok_or(Errno::INVAL)??;
                 plain(Reply::Remove {})
             }
             Self::Xattrwalk { id, node, name, open } => {
@@ -648,9 +647,20 @@ fn unlink(
 }
 
 /// Renames, and says what that changes of the fids: nothing where both names are links of one file, which keeps both
-/// (POSIX, rename).
-fn rename(fs: &Fs, lane: &mut Lane, caller: &Credential, from: Place, to: Place) -> Result<Option<Change>, Errno> {
-    fs.rename(lane, caller, &from.dir, &from.name, &to.dir, &to.name).result?;
+/// (POSIX, rename). `object`: the one that must have the old name.
+fn rename(
+    fs: &Fs,
+    lane: &mut Lane,
+    caller: &Credential,
+    from: Place,
+    to: Place,
+    object: Option<&Handle>,
+) -> Result<Option<Change>, Errno> {
+    let renamed = match object {
+        Some(object) => fs.rename_object(lane, caller, (&from.dir, &from.name), (&to.dir, &to.name), object),
+        None => fs.rename(lane, caller, &from.dir, &from.name, &to.dir, &to.name),
+    };
+    renamed.result?;
     let mut found = |place: &Place| match fs.lookup(lane, caller, &place.dir, &place.name).result {
         Ok(found) => Ok(Some(found.handle)),
         Err(error) if Errno::from(error) == Errno::NOENT => Ok(None),
@@ -663,18 +673,6 @@ fn rename(fs: &Fs, lane: &mut Lane, caller: &Credential, from: Place, to: Place)
         Err(_) => true,
     };
     Ok((!is_kept).then_some(Change::Moved(from, to)))
-}
-
-/// Name and type of an object, if it still has the name of its walk.
-fn found_at<'a>(
-    fs: &Fs,
-    lane: &mut Lane,
-    node: &Node,
-    place: Option<&'a Place>,
-) -> Result<(&'a Place, FileType), Errno> {
-    let place = place.ok_or(Errno::INVAL)?;
-    let found = fs.lookup(lane, &node.caller, &place.dir, &place.name).result?;
-    if found.handle == node.handle { Ok((place, found.attr.file_type)) } else { Err(Errno::STALE) }
 }
 
 /// Appends a whole Rlerror.

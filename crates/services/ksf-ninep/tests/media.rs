@@ -6,14 +6,14 @@ use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 
 use crate::common::disk::{
-    BLOCK, DISK, Disk, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, with_mounts,
+    BLOCK, DISK, Disk, Frozen, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, with_mounts,
 };
 use crate::common::{Client, Place, ROOT, Serving};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_ninep::ExportSettings;
 use ksf_proto::p9::{Data, NO_UID, Reply, Request};
-use ksf_test::{program_or_skip, succeeds};
+use ksf_test::{program_or_skip, succeeds, wait_until};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 
 const BOTH: u32 = 2;
@@ -207,6 +207,36 @@ fn bytes_that_cannot_be_read_are_eio() {
         assert_eq!(client.read(FILE, bad, 4096), Err(libc::EIO));
         let before = 64 * BLOCK as u64;
         assert_eq!(client.read(FILE, bad - before, 2 * before as u32).unwrap().len() as u64, before);
+        serving.stop();
+    });
+}
+
+/// A rename hangs and keeps other changes out of the directory. The request behind it looks at the name before or after it.
+#[test]
+fn a_fid_whose_name_another_object_gets_meanwhile_changes_that_object_in_no_way() {
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        let serving = serve_all(&place, &[&data("")]);
+        let (mut client, mut other) = (serving.client(), serving.client());
+        for request in [Request::Remove { fid: FILE }, Request::Rename { fid: FILE, dfid: ROOT, name: b"new" }] {
+            fs::write(data("file"), "first").unwrap();
+            fs::write(data("other"), "second").unwrap();
+            client.walk(ROOT, FILE, "file").unwrap();
+            let frozen = Frozen::new();
+            let begins = |jobs| {
+                wait_until("a lane has it", || serving.ninep.files().lane_counters().running_jobs == jobs);
+            };
+            other.send(1, Request::Renameat { olddirfid: ROOT, oldname: b"other", newdirfid: ROOT, newname: b"file" });
+            begins(1);
+            client.send(1, request);
+            begins(2);
+            drop(frozen);
+            assert_eq!((other.next().0, client.next().0), (1, 1));
+            assert_eq!(fs::read_to_string(data("file")).unwrap(), "second", "{request:?}");
+            if let Request::Rename { .. } = request {
+                client.clunk(FILE).unwrap();
+            }
+        }
         serving.stop();
     });
 }

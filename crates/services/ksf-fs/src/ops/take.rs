@@ -23,12 +23,25 @@ type Named<'a> = (Handle, Changing<'a>);
 impl Fs {
     /// Removes a name of anything but a folder. Where it was the last, the object's handle is stale.
     pub fn remove(&self, lane: &mut Lane, credential: &Credential, dir: &Handle, name: &[u8]) -> Changed<()> {
-        self.unlink(lane, credential, dir, name, AtFlags::empty())
+        self.unlink(lane, credential, dir, name, AtFlags::empty(), None)
     }
 
     /// Removes an empty folder.
     pub fn rmdir(&self, lane: &mut Lane, credential: &Credential, dir: &Handle, name: &[u8]) -> Changed<()> {
-        self.unlink(lane, credential, dir, name, AtFlags::REMOVEDIR)
+        self.unlink(lane, credential, dir, name, AtFlags::REMOVEDIR, None)
+    }
+
+    /// Removes a name of this object, which may be an empty folder. If another object has the name, fails with
+    /// [`ErrorKind::Stale`]. Only a local program can give the name away between the comparison and the removal.
+    pub fn remove_object(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        dir: &Handle,
+        name: &[u8],
+        object: &Handle,
+    ) -> Changed<()> {
+        self.unlink(lane, credential, dir, name, AtFlags::empty(), Some(object))
     }
 
     fn unlink(
@@ -38,6 +51,7 @@ impl Fs {
         dir: &Handle,
         name: &[u8],
         flags: AtFlags,
+        object: Option<&Handle>,
     ) -> Changed<()> {
         let dots = match name {
             _ if !flags.contains(AtFlags::REMOVEDIR) => Errno::ISDIR,
@@ -51,7 +65,14 @@ impl Fs {
             entry_name(name, FsError::of_call(ErrorKind::Invalid, dots)),
             |place| {
                 let victim = self.changing_name(place.export, &place.folder, &place.name);
-                rustix::fs::unlinkat(&*place.folder, place.name.as_c_str(), flags)?;
+                if let Some(object) = object {
+                    check_is(&victim, object)?;
+                }
+                let unlink = |flags| rustix::fs::unlinkat(&*place.folder, place.name.as_c_str(), flags);
+                match unlink(flags) {
+                    Err(Errno::ISDIR) if object.is_some() => unlink(AtFlags::REMOVEDIR)?,
+                    result => result?,
+                }
                 Ok(self.changed_name(victim))
             },
             |_, victim| {
@@ -71,6 +92,30 @@ impl Fs {
         to_dir: &Handle,
         to_name: &[u8],
     ) -> Renamed {
+        self.rename_entry(lane, credential, (from_dir, from_name), (to_dir, to_name), None)
+    }
+
+    /// [`Fs::rename`] of this object. If another one has the old name, fails with [`ErrorKind::Stale`]. Only a local program can
+    /// give the name away between the comparison and the rename.
+    pub fn rename_object(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        from: (&Handle, &[u8]),
+        to: (&Handle, &[u8]),
+        object: &Handle,
+    ) -> Renamed {
+        self.rename_entry(lane, credential, from, to, Some(object))
+    }
+
+    fn rename_entry(
+        &self,
+        lane: &mut Lane,
+        credential: &Credential,
+        (from_dir, from_name): (&Handle, &[u8]),
+        (to_dir, to_name): (&Handle, &[u8]),
+        object: Option<&Handle>,
+    ) -> Renamed {
         if from_dir.export_id() != to_dir.export_id() {
             // The disk of the other export may hang.
             let result = Err(ErrorKind::CrossesDevice.into());
@@ -85,7 +130,7 @@ impl Fs {
             let dots = FsError::of_call(ErrorKind::Invalid, Errno::BUSY);
             let old = self.place(lane, credential, from_dir, &from, entry_name(from_name, dots))?;
             let new = self.place(lane, credential, to_dir, &to, entry_name(to_name, dots))?;
-            self.move_name(lane, &old, &new)
+            self.move_name(lane, &old, &new, object)
         });
         let after = |dir: &Handle| self.node(lane, dir).ok().map(|node| node.attr);
         let (from_after, to_after) = (after(from_dir), after(to_dir));
@@ -103,9 +148,18 @@ impl Fs {
         }
     }
 
-    fn move_name(&self, lane: &mut Lane, old: &Place<'_>, new: &Place<'_>) -> Result<(), FsError> {
+    fn move_name(
+        &self,
+        lane: &mut Lane,
+        old: &Place<'_>,
+        new: &Place<'_>,
+        object: Option<&Handle>,
+    ) -> Result<(), FsError> {
         let (moved, victim) = lane.as_caller(&old.caller, || {
             let moved = self.changing_name(old.export, &old.folder, &old.name);
+            if let Some(object) = object {
+                check_is(&moved, object)?;
+            }
             let victim = self.changing_name(new.export, &new.folder, &new.name);
             let (from, to) = (old.name.as_c_str(), new.name.as_c_str());
             rustix::fs::renameat(&*old.folder, from, &*new.folder, to)?;
@@ -142,6 +196,16 @@ impl Fs {
             return None;
         };
         named.map(|(handle, _)| handle)
+    }
+}
+
+/// Fails unless this object has the name.
+fn check_is(named: &SysResult<Option<Named<'_>>>, object: &Handle) -> Result<(), FsError> {
+    match named {
+        Ok(Some((handle, _))) if handle == object => Ok(()),
+        Ok(Some(_)) => Err(ErrorKind::Stale.into()),
+        Ok(None) => Err(ErrorKind::NotFound.into()),
+        Err(errno) => Err((*errno).into()),
     }
 }
 

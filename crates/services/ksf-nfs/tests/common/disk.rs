@@ -64,6 +64,22 @@ impl Disk {
     }
 }
 
+/// A freeze of the disk, until the drop.
+pub(crate) struct Frozen;
+
+impl Frozen {
+    pub(crate) fn new() -> Self {
+        succeeds(&["fsfreeze", "-f", DISK]);
+        Self
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        succeeds(&["fsfreeze", "-u", DISK]);
+    }
+}
+
 /// Unmounts the disk of a server that was stopped, which may have a file open for a moment more.
 pub(crate) fn unmount() {
     wait_until("nothing holds the disk", || Command::new("umount").arg(DISK).output().unwrap().status.success());
