@@ -1,6 +1,6 @@
 //! Making entries of folders.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
 use crate::export::Export;
 use crate::handle::Handle;
-use crate::lane::{Identities, Lane};
+use crate::lane::Lane;
 use crate::layer::{Fs, INSIDE, attr_of, entry_name, name_error, process_name};
 
 /// How often a name may come and go while a file of that name is made.
@@ -90,6 +90,10 @@ impl Fs {
             CreateHow::Exclusive(verifier) => times_of(*verifier),
         };
         check(&attr)?;
+        if attr.size.is_some_and(|size| size > place.export.file_size_max) {
+            // Before there is a file that must be removed.
+            return Err(ErrorKind::TooBig.into());
+        }
         let mode = attr.mode.unwrap_or(FILE_MODE) & 0o7777;
         let access = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -100,11 +104,8 @@ impl Fs {
             });
             match made {
                 Ok(file) => {
-                    if let Err(error) = self.dress_file(place, &file, &attr, mode, how) {
-                        // What is not as it was asked for must not be there. The first error is the one to tell.
-                        rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
-                        return Err(error);
-                    }
+                    let dressed = self.dress_file(place, &file, &attr, mode, how);
+                    dressed.map_err(|error| take_back(place, &file, AtFlags::empty(), error))?;
                     return Ok(Made { object: file, mode: Mode::Write, is_new: true });
                 }
                 Err(Errno::EXIST) => {}
@@ -282,8 +283,8 @@ impl Fs {
     /// Makes an entry that is no regular file, and gives it its attributes by `dress`. What cannot be opened or dressed is removed
     /// again, with `removal`: a client that calls a second time must not meet it.
     ///
-    /// It is opened by its name, which the owner of the folder may have given to another object by then: an older one, which stays
-    /// as it is.
+    /// It is opened by its name, which the owner of the folder may have given to another object by then. An older one stays as it
+    /// is.
     #[expect(clippy::too_many_arguments)]
     fn make(
         &self,
@@ -301,21 +302,19 @@ impl Fs {
             let before = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
             make(place)?;
             let (folder, name) = (&*place.folder, place.name.as_c_str());
-            let mut is_another = false;
-            let dressed = self.open_name(place.export, folder, name).and_then(|object| {
-                is_another = self.identities == Identities::Callers && is_older(place.export, &object, before)?;
-                if is_another {
-                    return Err(ErrorKind::Io.into());
-                }
-                // Other calls may know it by its name already.
-                let _changing = self.changing_object(place.export, &object);
-                dress(place, &object)?;
-                Ok(Made { object, mode: Mode::Path, is_new: true })
-            });
-            if dressed.is_err() && (is_another || rustix::fs::unlinkat(folder, name, removal).is_err()) {
-                return dressed.map_err(changed_for_good);
+            let opened = self.open_name(place.export, folder, name);
+            let (at, path) = opened.as_ref().map_or((folder, name), |object| (object, c""));
+            if is_older(place.export, at, path, before).map_err(changed_for_good)? {
+                return Err(ErrorKind::Io.into());
             }
-            dressed
+            let object = opened.map_err(|error| match rustix::fs::unlinkat(folder, name, removal) {
+                Ok(()) => error,
+                Err(_) => changed_for_good(error),
+            })?;
+            // Other calls may know it by its name already.
+            let _changing = self.changing_object(place.export, &object);
+            dress(place, &object).map_err(|error| take_back(place, &object, removal, error))?;
+            Ok(Made { object, mode: Mode::Path, is_new: true })
         });
         let result = made.result.and_then(|(found, _)| {
             if has_more_than_mode(attr) {
@@ -393,13 +392,28 @@ impl Fs {
     }
 }
 
+/// Removes an object that this call has made and could not finish. Returns the error of the call.
+///
+/// Another object that a local program has given the name stays. Between the comparison and the removal the program can still give
+/// the name away: the kernel removes by name only.
+pub(super) fn take_back(place: &Place<'_>, object: &OwnedFd, removal: AtFlags, error: FsError) -> FsError {
+    let (folder, name) = (&*place.folder, place.name.as_c_str());
+    let inode = |at, path, flags| rustix::fs::statat(at, path, flags).map(|stat| (stat.st_dev, stat.st_ino));
+    let is_removed = inode(object, c"", AtFlags::EMPTY_PATH).is_ok_and(|made| {
+        inode(folder, name, AtFlags::SYMLINK_NOFOLLOW) == Ok(made)
+            && rustix::fs::unlinkat(folder, name, removal).is_ok()
+    });
+    if is_removed { error } else { changed_for_good(error) }
+}
+
 /// True for an object that was there before `before`. False where its time of birth is not told, or by another clock than this
 /// machine's.
-fn is_older(export: &Export, object: &OwnedFd, before: Timespec) -> Result<bool, FsError> {
+fn is_older(export: &Export, at: &OwnedFd, path: &CStr, before: Timespec) -> Result<bool, FsError> {
     if !export.is_warm() {
         return Ok(false);
     }
-    let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    let stat = rustix::fs::statx(at, path, flags, StatxFlags::BTIME)?;
     let is_told = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
     let birth = (stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec));
     Ok(is_told && birth < (before.tv_sec, before.tv_nsec))
@@ -473,7 +487,7 @@ mod tests {
             let object =
                 served.fs.open_name(&served.export, &File::open(served.path("")).unwrap().into(), c"old").unwrap();
             let now = || rustix::time::clock_gettime(ClockId::RealtimeCoarse);
-            wait_until("it is of the past", || is_older(&served.export, &object, now()).unwrap());
+            wait_until("it is of the past", || is_older(&served.export, &object, c"", now()).unwrap());
             let make = |place: &Place<'_>| {
                 rustix::fs::mknodat(&*place.folder, place.name.as_c_str(), RawType::Fifo, Permissions::RUSR, 0)?;
                 rustix::fs::renameat_with(CWD, &old, CWD, &new, RenameFlags::EXCHANGE)?;
@@ -491,6 +505,59 @@ mod tests {
             std::fs::remove_file(&old).unwrap();
             std::fs::remove_file(&new).unwrap();
         }
+    }
+
+    /// A local program gives the name of a new object to another one, and then the call fails.
+    #[test]
+    fn an_object_that_has_the_name_of_one_that_is_taken_back_stays() {
+        let served = Served::open_to_all();
+        let [old, new] = ["old", "new"].map(|name| served.path(name));
+        for (kind, removal) in [(RawType::Directory, AtFlags::REMOVEDIR), (RawType::Fifo, AtFlags::empty())] {
+            let make_at = |folder: &OwnedFd, name: &CStr| match kind {
+                RawType::Directory => rustix::fs::mkdirat(folder, name, Permissions::RWXU),
+                kind => rustix::fs::mknodat(folder, name, kind, Permissions::RUSR, 0),
+            };
+            make_at(&File::open(served.path("")).unwrap().into(), c"old").unwrap();
+            let inode = std::fs::symlink_metadata(&old).unwrap().ino();
+            for exchanges in [true, false] {
+                let make = |place: &Place<'_>| Ok(make_at(&place.folder, &place.name)?);
+                let dress = |_: &Place<'_>, _: &OwnedFd| {
+                    if exchanges {
+                        rustix::fs::renameat_with(CWD, &old, CWD, &new, RenameFlags::EXCHANGE)?;
+                    }
+                    Err(ErrorKind::TryLater.into())
+                };
+                let attr = SetAttr::default();
+                on_lane(|lane| {
+                    let made = served.fs.make(lane, &root(), served.root(), b"new", &attr, removal, make, dress);
+                    // What stays for good must not be made again by a second call.
+                    let expected = if exchanges { ErrorKind::Io } else { ErrorKind::TryLater };
+                    assert_eq!(made.result.unwrap_err().kind(), expected, "{kind:?}");
+                });
+                let there = std::fs::symlink_metadata(&new).ok().map(|there| there.ino());
+                assert_eq!(there, exchanges.then_some(inode), "{kind:?}");
+                if exchanges {
+                    rustix::fs::renameat_with(CWD, &old, CWD, &new, RenameFlags::EXCHANGE).unwrap();
+                    rustix::fs::unlinkat(CWD, &new, removal).unwrap();
+                }
+            }
+            rustix::fs::unlinkat(CWD, &old, removal).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_beyond_the_greatest_size_is_not_made() {
+        let served = Served::open_to_all();
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        File::open(served.path("")).unwrap().set_modified(long_ago).unwrap();
+        on_lane(|lane| {
+            for size in [served.export.file_size_max + 1, u64::MAX] {
+                let how = CreateHow::Guarded(SetAttr { size: Some(size), ..SetAttr::default() });
+                let made = served.fs.create(lane, &root(), served.root(), b"file", &how).result;
+                assert_eq!(made.unwrap_err().kind(), ErrorKind::TooBig, "{size}");
+            }
+        });
+        assert_eq!(std::fs::metadata(served.path("")).unwrap().modified().unwrap(), long_ago, "no name came and went");
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use super::change::check;
 use super::content::{read_whole, write_whole};
 use super::list::each_entry;
 use super::lock::{LockCounts, LockedRanges};
-use super::make::{Place, TRIES};
+use super::make::{Place, TRIES, take_back};
 use super::{FILE_SIZE_MAX, Stable};
 use crate::account::Account;
 use crate::attr::{Attr, Changed, FileType, Found, SetAttr};
@@ -320,11 +320,8 @@ impl Fs {
         for _ in 0..TRIES {
             match self.with_room(place.export, || rustix::fs::openat2(folder, name, flags, permissions, INSIDE)) {
                 Ok(file) => {
-                    if let Err(error) = self.dress(place, &file, &SetAttr::default(), Some(mode & 0o7777)) {
-                        // What is not as it was asked for must not be there. The first error is the one to tell.
-                        rustix::fs::unlinkat(folder, name, AtFlags::empty()).ok();
-                        return Err(error);
-                    }
+                    let dressed = self.dress(place, &file, &SetAttr::default(), Some(mode & 0o7777));
+                    dressed.map_err(|error| take_back(place, &file, AtFlags::empty(), error))?;
                     return Ok(file);
                 }
                 Err(Errno::EXIST) if exclusive => return Err(ErrorKind::Exists.into()),
