@@ -20,6 +20,9 @@ use crate::rights::Question;
 use crate::sys;
 use crate::uncommitted::Written;
 
+/// Reads at one offset below the size of the file before it has its end there: files of sysfs have fewer bytes than their size.
+const READS_MAX: usize = 3;
+
 /// Bytes written, the verifier, and what is to be synced.
 type Put = (SysResult<usize>, [u8; 8], Option<Written>);
 
@@ -34,20 +37,41 @@ impl Fs {
         wanted: usize,
         into: &mut Vec<u8>,
     ) -> Seen<ReadDone> {
-        // The time of the last access.
-        let changing = self.attrs.changing(handle);
-        let read = self.get(lane, credential, handle, offset, wanted, into);
-        drop(changing);
-        match (self.node(lane, handle), read) {
-            (Ok(node), Ok(count)) => {
-                // A short count alone is no end: the medium may have failed behind these bytes, or the file has grown. The next
-                // read tells.
-                let end = offset.saturating_add(count as u64);
-                let eof = end >= node.attr.size || count == 0 && wanted > 0;
-                Seen { after: Some(node.attr), result: Ok(ReadDone { count, eof }) }
-            }
-            (Ok(node), Err(error)) => Seen { after: Some(node.attr), result: Err(error) },
-            (Err(error), _) => Seen::failed(error),
+        self.read_by(lane, handle, (offset, wanted), |lane| self.get(lane, credential, handle, offset, wanted, into))
+    }
+
+    /// [`Fs::read`], where `get` appends the bytes.
+    fn read_by(
+        &self,
+        lane: &mut Lane,
+        handle: &Handle,
+        (offset, wanted): (u64, usize),
+        mut get: impl FnMut(&mut Lane) -> Result<usize, FsError>,
+    ) -> Seen<ReadDone> {
+        let mut reads = 0;
+        loop {
+            // The time of the last access.
+            let changing = self.attrs.changing(handle);
+            let read = get(lane);
+            drop(changing);
+            reads += 1;
+            let node = match self.node(lane, handle) {
+                Ok(node) => node,
+                Err(error) => return Seen::failed(error),
+            };
+            let done = match read {
+                // The file has grown since: the attributes of the reply would contradict its end.
+                Ok(0) if wanted > 0 && offset < node.attr.size && reads < READS_MAX => continue,
+                Ok(count) => {
+                    // A short count alone is no end: the medium may have failed behind these bytes, or the file has grown. The
+                    // next read tells.
+                    let end = offset.saturating_add(count as u64);
+                    let eof = end >= node.attr.size || count == 0 && wanted > 0;
+                    Ok(ReadDone { count, eof })
+                }
+                Err(error) => Err(error),
+            };
+            return Seen { after: Some(node.attr), result: done };
         }
     }
 
@@ -258,6 +282,27 @@ mod tests {
 
     use super::*;
     use crate::common::{Served, on_lane, root};
+
+    /// The reply has attributes from after the read.
+    #[test]
+    fn a_file_that_grows_after_a_read_at_its_end_is_read_again() {
+        let served = Served::open_to_all();
+        on_lane(|lane| {
+            let file = served.make(lane, "file").handle;
+            let (mut reads, mut bytes) = (0, Vec::new());
+            let read = served.fs.read_by(lane, &file, (0, 9), |lane| {
+                let count = served.fs.get(lane, &root(), &file, 0, 9, &mut bytes);
+                std::fs::write(served.path("file"), "grown").unwrap();
+                reads += 1;
+                count
+            });
+            assert_eq!((read.after.unwrap().size, reads), (5, 2));
+            assert_eq!((read.result.unwrap(), &*bytes), (ReadDone { count: 5, eof: true }, &b"grown"[..]));
+            // Its size is always that of bytes which are not there.
+            let read = served.fs.read_by(lane, &file, (0, 9), |_| Ok(0));
+            assert_eq!(read.result.unwrap(), ReadDone { count: 0, eof: true });
+        });
+    }
 
     /// A WRITE may begin just after COMMIT has found no uncommitted data. On its descriptor, this COMMIT would take the error of the
     /// write-back, and the next one would succeed with the old verifier.
