@@ -15,7 +15,7 @@ pub enum ErrorKind {
     Io,
     /// There is no such device (ENXIO, ENODEV).
     NoDevice,
-    /// The caller lacks the permission (EACCES).
+    /// The caller lacks the permission (EACCES), or an idmapped mount has no mapping for a user or group (EOVERFLOW).
     Access,
     /// An entry of this name exists (EEXIST).
     Exists,
@@ -158,13 +158,14 @@ fn kind_of(errno: Errno) -> ErrorKind {
         Errno::NOENT => ErrorKind::NotFound,
         Errno::BADF => ErrorKind::BadMode,
         Errno::NXIO | Errno::NODEV => ErrorKind::NoDevice,
-        Errno::ACCESS => ErrorKind::Access,
+        // Offsets are checked before. Locks alone have ranges that overflow, and 9P reports the kernel's number.
+        Errno::ACCESS | Errno::OVERFLOW => ErrorKind::Access,
         Errno::EXIST => ErrorKind::Exists,
         Errno::XDEV => ErrorKind::CrossesDevice,
         Errno::NOTDIR => ErrorKind::NotDirectory,
         Errno::ISDIR => ErrorKind::IsDirectory,
         Errno::INVAL => ErrorKind::Invalid,
-        Errno::FBIG | Errno::OVERFLOW => ErrorKind::TooBig,
+        Errno::FBIG => ErrorKind::TooBig,
         Errno::NOSPC => ErrorKind::NoSpace,
         Errno::ROFS => ErrorKind::ReadOnly,
         Errno::MLINK => ErrorKind::TooManyLinks,
@@ -193,6 +194,7 @@ mod tests {
             (libc::ENXIO, ErrorKind::NoDevice),
             (libc::EBADF, ErrorKind::BadMode),
             (libc::EACCES, ErrorKind::Access),
+            (libc::EOVERFLOW, ErrorKind::Access),
             (libc::EEXIST, ErrorKind::Exists),
             (libc::EXDEV, ErrorKind::CrossesDevice),
             (libc::ENODEV, ErrorKind::NoDevice),

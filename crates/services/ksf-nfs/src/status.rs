@@ -145,6 +145,7 @@ mod tests {
             (Errno::NXIO, 6),
             (Errno::NODEV, 6),
             (Errno::ACCESS, 13),
+            (Errno::OVERFLOW, 13),
             (Errno::BUSY, 13),
             (Errno::TXTBSY, 13),
             (Errno::EXIST, 17),
