@@ -61,12 +61,12 @@ impl Call {
 pub(crate) fn accept(call: Call) -> c_int {
     match table::kind(call.fd) {
         DescriptorKind::Listener(slot) => of_listener(call, slot),
-        DescriptorKind::None if process().is_some() => met(call),
+        DescriptorKind::None | DescriptorKind::MayListen if process().is_some() => met(call),
         _ => call.of(call.fd),
     }
 }
 
-/// A descriptor that was never looked at: a listener from a parent, from another process, or a duplicate.
+/// A descriptor that did not listen, or was never looked at: a listener from a parent, from another process, or a duplicate.
 #[cold]
 fn met(call: Call) -> c_int {
     let slot = enter().and_then(|entered| listener::meet(&entered, call.fd));

@@ -66,7 +66,7 @@ fn closed(entered: &Entered, fd: c_int, kind: DescriptorKind) {
     match kind {
         DescriptorKind::Listener(_) => listener::forget(entered, fd),
         DescriptorKind::Epoll(index) => worker::close_instance(entered, index),
-        DescriptorKind::Foreign => {
+        DescriptorKind::Foreign | DescriptorKind::MayListen => {
             table::set_kind(fd, DescriptorKind::None);
         }
         DescriptorKind::None | DescriptorKind::Own => {}
@@ -99,7 +99,7 @@ unsafe fn onto(from: c_int, to: c_int, duplicate: impl FnOnce() -> c_int) -> c_i
 
 #[inline]
 fn copied(from: c_int, to: c_int) {
-    if to >= 0 && matches!(table::kind(from), DescriptorKind::Listener(_)) {
+    if to >= 0 && matches!(table::kind(from), DescriptorKind::Listener(_) | DescriptorKind::MayListen) {
         beside(|entered| listener::copied(entered, from, to));
     }
 }
@@ -152,6 +152,18 @@ fn closing_range(first: c_uint, last: c_uint) -> bool {
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
 
 hooks! {
+    /// bind(2)
+    fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        let result = real::bind(fd, address, length);
+        if result == 0
+            && process().is_some()
+            && matches!(c_int::from((*address).sa_family), libc::AF_INET | libc::AF_INET6)
+        {
+            beside(|entered| listener::bound(entered, fd));
+        }
+        result
+    }
+
     /// listen(2)
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         let result = real::listen(fd, backlog);
@@ -263,7 +275,7 @@ hooks! {
     /// epoll_ctl(2)
     fn epoll_ctl(epoll: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         match table::kind(fd) {
-            DescriptorKind::Listener(_) => worker::control(epoll, op, fd, event),
+            DescriptorKind::Listener(_) | DescriptorKind::MayListen => worker::control(epoll, op, fd, event),
             _ => real::epoll_ctl(epoll, op, fd, event),
         }
     }

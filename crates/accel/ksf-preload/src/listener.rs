@@ -39,14 +39,14 @@ pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
         return Some(slot);
     }
     // What the known one is apart from listening, it is for ever.
-    let found = found.filter(|_| is_tcp(fd));
+    let is_tcp = is_tcp(fd);
     // The number means something else than it did: it was closed where this library could not see it.
     if known.is_some() {
         forget(entered, fd);
         tell_closed(entered);
     }
-    let Some(cookie) = found else {
-        table::set_kind(fd, DescriptorKind::Foreign);
+    let Some(cookie) = found.filter(|_| is_tcp) else {
+        table::set_kind(fd, if is_tcp { DescriptorKind::MayListen } else { DescriptorKind::Foreign });
         return None;
     };
     let slot = table::find_listener(cookie).or_else(|| table::new_listener(cookie));
@@ -71,13 +71,31 @@ pub(crate) fn listened(entered: &Entered, fd: c_int, backlog: c_int) {
 /// A descriptor came in a message from another process. `errno` stays as it is.
 pub(crate) fn received(fd: c_int) {
     let errno = ksf_interpose::errno::errno();
-    // Another kind of socket may listen later.
-    if listens(fd)
+    if may_listen(fd)
         && let Some(entered) = crate::process::enter()
     {
         meet(&entered, fd);
     }
     ksf_interpose::errno::set_errno(errno);
+}
+
+/// `bind()` was called, with success, for an Internet address. The process that calls `listen()` may be a child: then this
+/// one sees no more of it than a descriptor that it adds to an epoll instance.
+pub(crate) fn bound(_entered: &Entered, fd: c_int) {
+    if matches!(table::kind(fd), DescriptorKind::None | DescriptorKind::Foreign) {
+        table::set_kind(fd, DescriptorKind::MayListen);
+    }
+}
+
+/// True of a TCP socket that listens, or has no connection: one system call, which changes `errno`.
+pub(crate) fn may_listen(fd: c_int) -> bool {
+    /// TCP_CLOSE and TCP_LISTEN (include/net/tcp_states.h).
+    const STATES: [u8; 2] = [7, 10];
+    let (mut state, mut length) = (0u8, 1);
+    // SAFETY: `tcpi_state` is the first byte; the kernel writes no more than the length says.
+    let result =
+        unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &mut length) };
+    result == 0 && STATES.contains(&state)
 }
 
 /// Tells the holder of a listener. True: it has it now.
@@ -170,8 +188,9 @@ pub(crate) fn tell_closed(entered: &Entered) {
 /// A descriptor was duplicated by the program. A second number of an epoll instance is not followed: whoever waits by it
 /// gets the same events, without the notes of when.
 pub(crate) fn copied(_entered: &Entered, from: c_int, to: c_int) {
-    if let DescriptorKind::Listener(slot) = table::kind(from)
-        && table::set_kind(to, DescriptorKind::Listener(slot))
+    let kind = table::kind(from);
+    if table::set_kind(to, kind)
+        && let DescriptorKind::Listener(slot) = kind
     {
         LISTENERS[slot].descriptors.fetch_add(1, Ordering::Relaxed);
     }

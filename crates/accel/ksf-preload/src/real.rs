@@ -43,6 +43,7 @@ macro_rules! real {
 }
 
 real! {
+    fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     fn listen(fd: c_int, backlog: c_int) -> c_int;
     fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
     fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;

@@ -119,10 +119,10 @@ fn map<T>(fd: &OwnedFd, protection: ProtFlags) -> Option<*mut T> {
     Some(memory.ok()?.cast())
 }
 
-/// Learns which descriptors were listeners before this program began.
+/// Learns which descriptors were listeners before this program began, or may become some.
 fn adopt(entered: &process::Entered) {
     for fd in 0..INHERITED_MAX {
-        if rustix::net::sockopt::socket_acceptconn(crate::descriptor::borrow(fd)) == Ok(true) {
+        if listener::may_listen(fd) {
             listener::meet(entered, fd);
         }
     }

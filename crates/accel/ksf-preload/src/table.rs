@@ -19,8 +19,10 @@ pub(crate) const INSTANCES_MAX: usize = 256;
 pub(crate) enum DescriptorKind {
     /// Not looked at.
     None,
-    /// Looked at: no TCP listener.
+    /// Looked at: no TCP socket, or a listener too many.
     Foreign,
+    /// A TCP socket that did not listen when it was looked at. Another process that has it may call `listen()`.
+    MayListen,
     /// This library's own: the program does not know of it.
     Own,
     /// A TCP listener: index into [`LISTENERS`].
@@ -45,6 +47,7 @@ fn of_mark(mark: u16) -> DescriptorKind {
         0 => DescriptorKind::None,
         1 => DescriptorKind::Foreign,
         2 => DescriptorKind::Own,
+        3 => DescriptorKind::MayListen,
         kind if kind >= EPOLL => DescriptorKind::Epoll((kind - EPOLL) as usize),
         kind => DescriptorKind::Listener((kind - LISTENER) as usize),
     }
@@ -56,6 +59,7 @@ pub(crate) fn set_kind(fd: c_int, kind: DescriptorKind) -> bool {
         DescriptorKind::None => 0,
         DescriptorKind::Foreign => 1,
         DescriptorKind::Own => 2,
+        DescriptorKind::MayListen => 3,
         DescriptorKind::Listener(slot) => LISTENER + slot as u16,
         DescriptorKind::Epoll(instance) => EPOLL + instance as u16,
     };

@@ -234,7 +234,11 @@ pub(crate) unsafe fn control(epoll: c_int, op: c_int, fd: c_int, event: *mut epo
 /// False where the call changes nothing here, whatever the number stands for by now: the instance has no queue for the
 /// listener, and gets none. One that is added while the holder is off is met by `accept()` ([`crate::adopt`]).
 fn is_queue_concerned(epoll: c_int, op: c_int, fd: c_int) -> bool {
-    let DescriptorKind::Listener(slot) = table::kind(fd) else { return true };
+    let slot = match table::kind(fd) {
+        DescriptorKind::Listener(slot) => slot,
+        // It has no queue before it is met.
+        _ => return op != libc::EPOLL_CTL_DEL && is_on(),
+    };
     let has_queue = matches!(table::kind(epoll), DescriptorKind::Epoll(index) if entry(index, slot).is_some());
     match op {
         libc::EPOLL_CTL_ADD => has_queue || is_on(),

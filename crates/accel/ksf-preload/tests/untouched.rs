@@ -10,9 +10,10 @@ use object::{Object, ObjectSymbol};
 use rustix::process::Signal;
 
 /// All that the library defines in a program's place.
-const HOOKS: [&str; 34] = [
+const HOOKS: [&str; 35] = [
     "accept",
     "accept4",
+    "bind",
     "close",
     "close_range",
     "closefrom",

@@ -1,7 +1,7 @@
 //! Workers: epoll instances that watch a listener, in processes and threads, each with a queue of its own.
 
 use crate::common::*;
-use ksf_accel::Started;
+use ksf_accel::{Level, Started};
 use rustix::process::Signal;
 
 const ONCE: i32 = libc::EPOLLIN | libc::EPOLLONESHOT;
@@ -305,6 +305,55 @@ fn a_worker_whose_listener_came_in_a_message_takes_what_its_predecessor_left() {
     wait_ready(&holder, 1);
     actors.takes(0, epoll, copy, 5);
     assert!(connected.into_iter().all(Client::was_served));
+}
+
+#[test]
+fn a_parent_takes_what_a_child_left_that_called_listen() {
+    let Some(()) = own_network() else { return };
+    for level in [Level::SkLookup, Level::ClassicBpf] {
+        for way in ["bind", "dup", "dupfd", "dup2", "message", "accept", "exec"] {
+            let holder = patient_at(level);
+            let mut actors = Actors::start(&holder);
+            let socket = actors.number(0, "socket 2 0");
+            actors.zero(0, &format!("nonblock {socket} 1"));
+            let port = actors.number(0, &format!("port {socket}")) as u16;
+            let number = match way {
+                "dup" => actors.number(0, &format!("dup {socket}")),
+                "dupfd" => actors.number(0, &format!("dupfd {socket} 40 {}", libc::F_DUPFD_CLOEXEC)),
+                "dup2" => actors.number(0, &format!("dup2 {socket} 40")),
+                "message" => actors.number(0, &format!("message {socket}")),
+                "accept" => {
+                    assert_eq!(actors.call(0, &format!("accept {socket}")), "failed EINVAL");
+                    socket
+                }
+                "exec" => {
+                    assert_eq!(actors.call(0, "reexec"), "started");
+                    socket
+                }
+                _ => socket,
+            };
+            actors.zero(0, "fork 1");
+            actors.zero(1, &format!("listen {socket} 128"));
+            let childs = actors.watching(1, socket);
+            wait_ready(&holder, 1);
+            // Classic BPF steers from the holder's next look on.
+            wait_until("the queue gets connections", || {
+                let client = Client::connect(port, 'x');
+                let is_queued = waiting(&holder) == 1;
+                actors.takes(1, childs, socket, 1);
+                client.was_served() && is_queued
+            });
+            let pid = actors.number(1, "pid") as u32;
+            let connected = clients(port, 4);
+            assert_eq!(waiting(&holder), 4);
+            signal(pid, Signal::KILL);
+            actors.zero(0, "wait_child");
+            // All of them are in the queue of the child: nothing but this tells the parent of a listener.
+            let epoll = actors.watching(0, number);
+            actors.takes(0, epoll, number, 4);
+            assert!(connected.into_iter().all(Client::was_served), "{level:?}: {way}");
+        }
+    }
 }
 
 #[test]
