@@ -32,6 +32,7 @@ extern "C" fn start(_count: c_int, _arguments: *const *const c_char, strings: *c
 
 fn begin(strings: *const *const c_char) -> Option<()> {
     real::find_all();
+    ksf_interpose::abort_on_panic("ksf accel");
     // SAFETY: reads what the kernel has told of this program. A setuid program gets here only with a library that its
     // administrator has installed for such programs; it is not to listen to the caller's environment.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 || strings.is_null() {

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::descriptor::keep;
 use crate::kcm::Group;
 use crate::table::lock;
 
@@ -26,8 +27,8 @@ impl Attached {
         Ok(Self {
             group,
             error: AtomicI32::new(0),
-            alarm: writer,
-            alarm_reader: Mutex::new(Some(reader)),
+            alarm: keep(writer),
+            alarm_reader: Mutex::new(Some(keep(reader))),
             unread: Mutex::default(),
         })
     }
@@ -50,19 +51,6 @@ impl Attached {
     /// Has an error (POLLERR) from the time the connection has one.
     pub(crate) fn alarm(&self) -> RawFd {
         self.alarm.as_raw_fd()
-    }
-
-    /// In a child, where it may not be used any more: closes its descriptors, without which the parent would not be told.
-    pub(crate) fn close_alarm(&self) {
-        // SAFETY: the number is this value's, which the child forgets after this.
-        unsafe { rustix::io::close(self.alarm.as_raw_fd()) };
-        // A thread that the child has not may hold the lock: then the reader is about to be closed.
-        if let Ok(reader) = self.alarm_reader.try_lock()
-            && let Some(reader) = &*reader
-        {
-            // SAFETY: as before.
-            unsafe { rustix::io::close(reader.as_raw_fd()) };
-        }
     }
 
     pub(crate) fn has_unread(&self) -> bool {

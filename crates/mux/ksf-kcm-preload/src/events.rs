@@ -13,7 +13,7 @@ use libc::{EPOLL_CTL_DEL, EPOLLERR, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EP
 use crate::attached::Attached;
 use crate::hooks::{give, to_ms};
 use crate::kcm::Kcm;
-use crate::signals::{Blocked, SLICE};
+use crate::signals::{Blocked, SLICE, outside};
 use crate::table::{Entry, lock, with};
 use crate::{ownership, real};
 
@@ -159,7 +159,7 @@ pub(crate) unsafe fn wait(
         drop(connections);
         let pause = left.map_or(slice, |left| Some(slice.map_or(left, |slice| left.min(slice))));
         // SAFETY: handed on from the caller.
-        let count = unsafe { real::epoll_pwait(set, events, max, to_ms(pause), signals) };
+        let count = outside(|| unsafe { real::epoll_pwait(set, events, max, to_ms(pause), signals) });
         if count < 0 || count == 0 && left.is_some_and(|left| left.is_zero()) {
             return Some(count);
         }

@@ -17,7 +17,7 @@ use crate::kcm::{self, AF_KCM, Answer, Kcm};
 use crate::message::{self, Target, part};
 use crate::signals::Blocked;
 use crate::table::{self, Entry};
-use crate::{events, keeper, ownership, passed, procfs, program, watch};
+use crate::{descriptor, events, keeper, ownership, passed, procfs, program, watch};
 
 /// As functions of libc answer: a number, or -1 and errno.
 pub(crate) trait Returned {
@@ -128,25 +128,45 @@ fn to_fd(number: c_uint) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// Closes these with `real`, if it concerns this library. What a child closes that borrows this memory (vfork) stays open
-/// here.
-fn close_all<T>(closed: RangeInclusive<c_int>, real: impl FnOnce() -> T) -> Option<T> {
-    let is_known = table::may_have_any(&closed);
+/// Closes one with `real`, if it concerns this library. What a child closes that borrows this memory (vfork) stays open here.
+fn close_one(fd: c_int, real: impl FnOnce() -> c_int) -> Option<c_int> {
+    if let Some(answer) = descriptor::close(fd) {
+        return Some(give(answer));
+    }
+    let _blocked = forget(&(fd..=fd))?;
+    Some(real())
+}
+
+/// The program closes these. If one may be in the table, signals wait until it is closed: to close another's may take long.
+fn forget(closed: &RangeInclusive<c_int>) -> Option<Blocked> {
+    let is_known = table::may_have_any(closed);
     if !(is_known || events::is_used()) || !ownership::is_owner() {
         return None;
     }
-    let _blocked = Blocked::all();
-    events::forget(&closed);
-    table::remove_range(closed);
-    // To close another's descriptor may take long: signals come then.
-    is_known.then(real)
+    let blocked = Blocked::all();
+    events::forget(closed);
+    table::remove_range(closed.clone());
+    is_known.then_some(blocked)
+}
+
+/// Closes these, but for the library's own, if there are any: 0, or -1 and `errno`. None in a child that borrows this memory.
+fn close_all(closed: &RangeInclusive<c_int>, flags: c_int) -> Option<c_int> {
+    let blocked = forget(closed);
+    (blocked.is_some() || descriptor::is_used() && ownership::is_owner()).then(|| {
+        let _blocked = Blocked::all();
+        descriptor::close_around(closed, flags)
+    })
 }
 
 /// Duplicates a descriptor with `real`, which replaces `to`, if that is given.
 fn duplicate(fd: c_int, to: Option<c_int>, real: impl FnOnce() -> c_int) -> c_int {
     let is_known = |fd: c_int| table::may_have(fd);
-    let _blocked = (is_known(fd) || to.is_some_and(is_known)).then(Blocked::all);
-    let new = real();
+    let replaced = to.filter(|to| *to != fd && descriptor::is_used() && ownership::is_owner());
+    let _blocked = (is_known(fd) || to.is_some_and(is_known) || replaced.is_some()).then(Blocked::all);
+    let new = match replaced {
+        Some(to) => give(descriptor::replace(to, real)),
+        None => real(),
+    };
     if new >= 0 && new != fd && (is_known(fd) || is_known(new)) {
         let _blocked = Blocked::all();
         table::copy(fd, new);
@@ -422,15 +442,18 @@ hooks! {
         |real| unsafe { events::wait(set, found, max, of_timespec(timeout), signals) };
 
     /// close(2)
-    fn close(fd: c_int) -> c_int = |real| close_all(fd..=fd, || real(fd));
+    fn close(fd: c_int) -> c_int = |real| close_one(fd, || real(fd));
     /// close_range(2)
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int = |real| {
         // With that flag nothing is closed yet.
         let closes = first <= last && flags & CLOSE_RANGE_CLOEXEC == 0;
-        if closes { close_all(to_fd(first)..=to_fd(last), || real(first, last, flags)) } else { None }
+        if closes { close_all(&(to_fd(first)..=to_fd(last)), flags) } else { None }
     };
     /// closefrom(3)
-    fn closefrom(first: c_int) -> () = |real| close_all(first.max(0)..=c_int::MAX, || real(first));
+    fn closefrom(first: c_int) -> () = |real| {
+        // Before Linux 5.9 there is no close_range: libc closes what /proc lists, the library's own as well.
+        close_all(&(first.max(0)..=c_int::MAX), 0).filter(|result| *result == 0).map(drop)
+    };
     /// dup(2)
     fn dup(fd: c_int) -> c_int = |real| Some(duplicate(fd, None, || real(fd)));
     /// dup2(2)

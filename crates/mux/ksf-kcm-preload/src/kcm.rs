@@ -11,6 +11,7 @@ use ksf_mux::{ConnectionId, Event};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::attached::Attached;
+use crate::descriptor::keep;
 use crate::signals::Blocked;
 use crate::table::{self, Entry, lock};
 use crate::{keeper, ownership, program};
@@ -57,11 +58,6 @@ impl Group {
         }
     }
 
-    /// Which one it is of those that are there.
-    fn number(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     /// Hands errors on.
     pub(crate) fn hand_on(&self, event: impl Fn() -> Option<Event>) {
         while let Some(event) = event() {
@@ -71,12 +67,6 @@ impl Group {
                 attached.fail(error.errno());
             }
         }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        ownership::forget_copies(self.number());
     }
 }
 
@@ -140,7 +130,7 @@ fn publish(socket: KcmSocket, group: Arc<Group>, flags: c_int) -> std::io::Resul
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
     }
     ownership::mark(fd.as_fd());
-    let room = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let room = keep(eventfd(0, EventfdFlags::CLOEXEC)?);
     let kcm = Arc::new(Kcm { socket, group: Arc::clone(&group), room });
     let mut sockets = lock(&group.sockets);
     sockets.retain(|socket| socket.strong_count() > 0);
@@ -195,11 +185,10 @@ fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
     let socket = borrow(fd).ok_or(libc::ENOENT)?;
     borrow(program).ok_or(libc::EBADF)?;
     let program = program::of_descriptor(program)?;
-    let own = socket.try_clone_to_owned().map_err(|error| to_errno(&error))?;
+    let own = keep(socket.try_clone_to_owned().map_err(|error| to_errno(&error))?);
     // An error that came between the two would find no connection: it waits until the connection is known.
     let mut connections = lock(&kcm.group.connections);
     connections.retain(|_, attached| attached.strong_count() > 0);
-    let copy = own.as_raw_fd();
     let connection = kcm.socket.attach(own, program, AttachOptions::default()).map_err(|error| error.errno())?;
     let attached = match Attached::new(Arc::clone(&kcm.group)) {
         Ok(attached) => Arc::new(attached),
@@ -208,8 +197,6 @@ fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
             return Err(to_errno(&error));
         }
     };
-    // SAFETY: the multiplexor holds it as long as the connection is attached, which the list of this lock says.
-    ownership::note_copy(kcm.group.number(), connection, unsafe { BorrowedFd::borrow_raw(copy) });
     connections.insert(connection, Arc::downgrade(&attached));
     drop(connections);
     table::insert(fd, Entry::Tcp(attached));
@@ -221,7 +208,6 @@ fn unattach(kcm: &Kcm, fd: c_int) -> Answer<c_int> {
     let connection = kcm.socket.connection_of(socket).ok_or(libc::ENOENT)?;
     let detached = kcm.socket.unattach(connection).map_err(|error| error.errno())?;
     lock(&kcm.group.connections).remove(&connection);
-    ownership::forget_copy(kcm.group.number(), connection);
     match table::tcp(fd) {
         Some(attached) if !detached.unread.is_empty() => lock(&attached.unread).extend(&detached.unread),
         _ => table::remove(fd),

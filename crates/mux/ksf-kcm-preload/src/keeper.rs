@@ -107,6 +107,7 @@ fn start(failed: &mut Option<c_int>) -> Answer<()> {
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
     // SAFETY: the name is a string; the kernel copies it.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"ksf-kcm".as_ptr()) };
+    let _blocked = Blocked::all();
     keep()
 }
 

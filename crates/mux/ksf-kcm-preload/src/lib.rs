@@ -7,7 +7,10 @@
 //! O_NONBLOCK, FD_CLOEXEC, dup and event loops work as they do, and close is all that must be noticed.
 //!
 //! Calls to the kernel from here go through rustix, which makes them without libc: a function of libc would come back
-//! to the one defined here. Nothing is locked while a descriptor is closed, for the same reason.
+//! to the one defined here. For the same reason no lock is held while `close` is called.
+//!
+//! The library's own descriptors have high numbers, and the program's calls pass over them ([`descriptor`]). A panic ends the
+//! process at once: the thread may hold a lock.
 //!
 //! A message socket belongs to the process that opened it ([`ownership`]). Signals end calls as they do on sockets of
 //! the kernel ([`signals`]).
@@ -20,6 +23,7 @@
 //! has one of its own ([`keeper`]).
 
 mod attached;
+mod descriptor;
 mod events;
 pub mod hooks;
 mod kcm;

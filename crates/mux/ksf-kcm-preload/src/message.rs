@@ -216,7 +216,8 @@ pub(crate) fn splice(on: Target<'_>, to: c_int, bytes: usize, flags: c_uint) -> 
     let to = unsafe { BorrowedFd::borrow_raw(to) };
     let spliced = call(on, flags, For::Message, |flags| {
         // The target may be slow.
-        on.kcm.socket.splice_with(bytes, flags, |bytes| Ok(on.blocked.open(|| rustix::io::write(to, bytes))?))
+        let write = |bytes: &[u8]| on.blocked.open(|| signals::outside(|| rustix::io::write(to, bytes)));
+        on.kcm.socket.splice_with(bytes, flags, |bytes| Ok(write(bytes)?))
     })?;
     Ok(spliced as isize)
 }

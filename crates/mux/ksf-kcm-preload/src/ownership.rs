@@ -10,19 +10,15 @@
 //! by its process number, and changes nothing.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard};
-
-use ksf_mux::ConnectionId;
 
 use crate::signals::Blocked;
-use crate::table::{self, Entry, lock};
-use crate::{events, kcm, keeper, notice, program};
+use crate::table::{self, Entry};
+use crate::{descriptor, events, kcm, keeper, notice, program};
 
 /// The process whose memory this is.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -44,33 +40,6 @@ pub(crate) fn refuse(fd: c_int) -> c_int {
         ),
     );
     libc::EOPNOTSUPP
-}
-
-/// What the multiplexor holds besides the program's own descriptor of a connection, by multiplexor and connection: in a
-/// child it would keep the connection open after all others have closed it.
-static COPIES: Mutex<BTreeMap<(usize, u64), Copy>> = Mutex::new(BTreeMap::new());
-
-struct Copy {
-    fd: RawFd,
-    /// Of the socket (SO_COOKIE): the number may be another's when the multiplexor has closed it early.
-    cookie: u64,
-}
-
-/// A connection is attached.
-pub(crate) fn note_copy(group: usize, connection: ConnectionId, copy: BorrowedFd<'_>) {
-    if let Ok(cookie) = rustix::net::sockopt::socket_cookie(copy) {
-        lock(&COPIES).insert((group, connection.to_u64()), Copy { fd: copy.as_raw_fd(), cookie });
-    }
-}
-
-/// It is not, any more.
-pub(crate) fn forget_copy(group: usize, connection: ConnectionId) {
-    lock(&COPIES).remove(&(group, connection.to_u64()));
-}
-
-/// A multiplexor is gone, with all that it held.
-pub(crate) fn forget_copies(group: usize) {
-    lock(&COPIES).retain(|(of, _), _| *of != group);
 }
 
 /// A signal number that has no use for an epoll set, which sends none: F_SETSIG belongs to the open file, so it survives
@@ -109,6 +78,8 @@ fn is_epoll_set(fd: RawFd) -> std::io::Result<bool> {
 /// Called by the loader, before the program's own code.
 extern "C" fn loaded() {
     let _blocked = Blocked::all();
+    ksf_interpose::abort_on_panic("ksf kcm-run");
+    ksf_mux::place_descriptors(descriptor::keep);
     crate::real::look_up_all();
     crate::hooks::look_up_all();
     kcm::routing();
@@ -156,8 +127,8 @@ struct Locks {
     table: table::Locked,
     registered: events::Locked,
     groups: kcm::Locked,
-    copies: MutexGuard<'static, BTreeMap<(usize, u64), Copy>>,
     keeper: keeper::Locked,
+    own: descriptor::Locked,
     _programs: program::Locked,
     _attached: ksf_mux::AttachedLocked,
 }
@@ -174,8 +145,8 @@ extern "C" fn before_fork() {
         table: table::locked(),
         registered: events::locked(),
         groups: kcm::locked(),
-        copies: lock(&COPIES),
         keeper: keeper::locked(),
+        own: descriptor::locked(),
         _programs: program::locked(),
         _attached: ksf_mux::AttachedLocked::new(),
     };
@@ -196,14 +167,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
     let Some(ForkGuard { mut locks, _blocked }) = take_held() else { return };
-    for copy in std::mem::take(&mut *locks.copies).into_values() {
-        // SAFETY: only looked at; a number that is not open gives an error.
-        let fd = unsafe { BorrowedFd::borrow_raw(copy.fd) };
-        if rustix::net::sockopt::socket_cookie(fd).is_ok_and(|cookie| cookie == copy.cookie) {
-            // SAFETY: it is the multiplexor's own, and the child's copy of the multiplexor is never used again.
-            unsafe { rustix::io::close(copy.fd) };
-        }
-    }
+    descriptor::leave(&mut locks.own);
     table::leave(&mut locks.table);
     events::leave(&mut locks.registered);
     kcm::leave(&mut locks.groups);

@@ -9,6 +9,7 @@
 //! Signals come only while this waits in the kernel: one that came between two looks would be handled, and then nothing
 //! would end the call. A handler also finds no lock held ([`Blocked`]).
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,6 +22,7 @@ use ksf_interpose::{Handlers, Signals};
 use ksf_mux::kcm::KcmSocketError;
 use libc::{pollfd, sigset_t};
 
+use crate::descriptor::keep;
 use crate::kcm::{Answer, Kcm, readiness};
 
 /// What a call waits for.
@@ -54,7 +56,7 @@ pub(crate) fn wait<T>(
     // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
     let restart = if timeout.is_none() { restarting } else { Signals::default() };
     // Where no descriptor is left for it, they are let through after each slice.
-    let due = if restart.is_empty() { None } else { restart.watch().ok() };
+    let due = if restart.is_empty() { None } else { restart.watch().ok().map(keep) };
     let is_blind = due.is_none() && !restart.is_empty();
     let restart = restart.to_set();
     let mut slice = SLICE_MIN;
@@ -96,7 +98,8 @@ pub(crate) fn poll_with(set: &mut [pollfd], timeout: Option<Duration>, signals: 
     let timeout = timeout.map(crate::hooks::to_timespec);
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the list is as long as it says, and all of it lives during the call.
-    let result = unsafe { crate::real::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout, signals) };
+    let result =
+        outside(|| unsafe { crate::real::ppoll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout, signals) });
     if result < 0 { Err(errno()) } else { Ok(result) }
 }
 
@@ -112,11 +115,31 @@ const SYNCHRONOUS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc
 pub(crate) struct Blocked {
     /// What the program had blocked.
     pub(crate) before: sigset_t,
+    /// False but where one lives already.
+    was_inside: bool,
+}
+
+thread_local! {
+    /// The code of this thread is the library's, not the program's.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True in code of the library's and of the multiplexor's, which may close their own descriptors.
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get()
+}
+
+/// Does what handlers of the program may interrupt.
+pub(crate) fn outside<T>(call: impl FnOnce() -> T) -> T {
+    let was_inside = INSIDE.replace(false);
+    let result = call();
+    INSIDE.set(was_inside);
+    result
 }
 
 impl Blocked {
     pub(crate) fn all() -> Self {
-        Self { before: block() }
+        Self { before: block(), was_inside: INSIDE.replace(true) }
     }
 
     /// Does what may wait in the kernel, with signals as the program has them. The caller holds no lock.
@@ -139,10 +162,10 @@ impl Blocked {
     fn let_through(&self, signals: &sigset_t) {
         let mut now = Signals::default().to_set();
         // SAFETY: the sets are values. What waits is delivered before the first call returns.
-        unsafe {
+        outside(|| unsafe {
             libc::pthread_sigmask(libc::SIG_UNBLOCK, signals, &mut now);
             libc::pthread_sigmask(libc::SIG_SETMASK, &now, std::ptr::null_mut());
-        }
+        });
     }
 }
 
@@ -192,6 +215,7 @@ fn block() -> sigset_t {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
+        INSIDE.set(self.was_inside);
         // SAFETY: the set is what the program had.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }

@@ -152,7 +152,6 @@ pub(crate) fn leave(table: &mut Locked) {
                 Entry::Inherited
             }
             Entry::Tcp(tcp) => {
-                tcp.close_alarm();
                 std::mem::forget(tcp);
                 MARKS.set(fd, 0);
                 continue;

@@ -252,6 +252,23 @@ fn loops_duplicates_and_workers() {
     run(&mut program.preloaded());
 }
 
+#[test]
+fn a_program_closes_and_replaces_numbers_that_it_does_not_know() {
+    own_network();
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);
+    for way in ["close", "close_range", "closefrom", "dup2", "dup3"] {
+        run(program.preloaded().arg(way));
+    }
+}
+
+#[test]
+fn fork_after_dup_of_a_connection() {
+    own_network();
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);
+    // A backtrace would be printed by way of the library.
+    run(program.preloaded().arg("dup").env("RUST_BACKTRACE", "1"));
+}
+
 /// Nothing changes for a program that has nothing to do with AF_KCM.
 #[test]
 fn other_programs_run_as_ever() {

@@ -31,6 +31,7 @@ mod budget;
 mod combining_lock;
 mod connection;
 pub mod cost;
+mod descriptor;
 mod error;
 mod input;
 pub mod kcm;
@@ -49,6 +50,7 @@ mod sync;
 mod timer_thread;
 mod wait_set;
 
+pub use descriptor::place_descriptors;
 pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
 pub use monitor::Event;
 pub use mux::{AttachedLocked, ConnectionId, Detached, Mux};

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::descriptor::placed;
 use crate::error::ConnectionError;
 use crate::mux::ConnectionId;
 use crate::sync::Mutex;
@@ -65,7 +66,7 @@ impl Events {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             waiting: Mutex::default(),
-            ready: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ready: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             wanted: false.into(),
         })
     }

@@ -16,6 +16,7 @@ use ksf::limits::Time;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use crate::connection::Connection;
+use crate::descriptor::placed;
 use crate::lingering::Lingering;
 use crate::monitor::Event;
 use crate::mux::{Shared, now};
@@ -75,7 +76,7 @@ impl TimerThread {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             list: Mutex::default(),
-            changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            changed: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             is_ticking: AtomicBool::new(false),
             leases: AtomicBool::new(false),
             workers: Mutex::default(),

@@ -1,0 +1,249 @@
+/* A program that closes and replaces descriptors which it does not know: those of the library must survive, or leave the
+ * program's alone. Ends with 0 if all is as it should be. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/bpf.h>
+#include <linux/kcm.h>
+#include <poll.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
+			exit(1); \
+		} \
+	} while (0)
+
+enum { CONNECTIONS = 2, FILES = 60, PATIENCE_MS = 60000, NUMBERS = 8192 };
+
+static int program, mux, loop, near[CONNECTIONS], far[CONNECTIONS], files[FILES];
+static char known[NUMBERS];
+
+static int know(int fd)
+{
+	CHECK(fd >= 0 && fd < NUMBERS);
+	known[fd] = 1;
+	return fd;
+}
+
+static void load(void)
+{
+	static const struct bpf_insn code[] = {
+		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
+		{ .code = BPF_LD | BPF_ABS | BPF_W },
+		{ .code = BPF_JMP | BPF_EXIT },
+	};
+	union bpf_attr attr = {
+		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
+		.insns = (uintptr_t)code,
+		.insn_cnt = sizeof(code) / sizeof(code[0]),
+		.license = (uintptr_t)"GPL",
+	};
+
+	program = know(syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr)));
+}
+
+static void connection(int at)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	struct epoll_event event = { .events = 0 };
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, (void *)&address, &length) == 0);
+	far[at] = know(socket(AF_INET, SOCK_STREAM, 0));
+	CHECK(connect(far[at], (void *)&address, length) == 0);
+	near[at] = know(accept(listener, NULL, NULL));
+	close(listener);
+	struct kcm_attach attach = { .fd = near[at], .bpf_fd = program };
+	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
+	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, near[at], &event) == 0);
+}
+
+/* A message from each peer, and one to a peer, as long as this. */
+static void exchange(uint32_t length)
+{
+	char bytes[256] = { 0 };
+	uint32_t header = htonl(length);
+	struct pollfd polled = { .fd = mux, .events = POLLIN };
+
+	memcpy(bytes, &header, sizeof(header));
+	for (int i = 0; i < CONNECTIONS; i++) {
+		CHECK(write(far[i], bytes, length) == (ssize_t)length);
+		CHECK(poll(&polled, 1, PATIENCE_MS) == 1 && polled.revents == POLLIN);
+		CHECK(recv(mux, bytes, sizeof(bytes), 0) == (ssize_t)length);
+		CHECK(send(mux, bytes, length, 0) == (ssize_t)length);
+		CHECK(recv(far[i], bytes, length, MSG_WAITALL) == (ssize_t)length);
+	}
+}
+
+/* All numbers that the program does not know. */
+static void take_away(const char *way)
+{
+	int null = know(open("/dev/null", O_RDWR)), highest = NUMBERS - 1;
+
+	while (!known[highest])
+		highest--;
+	for (int fd = 3; fd < NUMBERS; fd++) {
+		int is_open = fcntl(fd, F_GETFD) >= 0;
+
+		if (known[fd])
+			continue;
+		if (!strcmp(way, "close"))
+			CHECK(close(fd) == -1 && errno == EBADF);
+		else if (!strcmp(way, "close_range"))
+			CHECK(close_range(fd, fd, 0) == 0);
+		else if (is_open && !strcmp(way, "dup2"))
+			CHECK(dup2(null, fd) == -1 && errno == EBUSY);
+		else if (is_open && !strcmp(way, "dup3"))
+			CHECK(dup3(null, fd, O_CLOEXEC) == -1 && errno == EBUSY);
+	}
+	if (!strcmp(way, "close_range"))
+		CHECK(close_range(highest + 1, ~0U, 0) == 0);
+	if (!strcmp(way, "closefrom"))
+		closefrom(highest + 1);
+	known[null] = 0;
+	close(null);
+}
+
+static void open_files(void)
+{
+	for (int i = 0; i < FILES; i++)
+		files[i] = know(memfd_create("file", 0));
+}
+
+/* True if they are as they were opened. */
+static int are_untouched(void)
+{
+	for (int i = 0; i < FILES; i++)
+		if (lseek(files[i], 0, SEEK_END) != 0) {
+			fprintf(stderr, "descriptor %d: %s\n", files[i], strerror(errno));
+			return 0;
+		}
+	return 1;
+}
+
+static int none_is_open(void)
+{
+	for (int fd = 3; fd < NUMBERS; fd++)
+		if (fcntl(fd, F_GETFD) >= 0) {
+			fprintf(stderr, "descriptor %d is open\n", fd);
+			return 0;
+		}
+	return 1;
+}
+
+static void ends_well(pid_t child)
+{
+	int status = -1;
+
+	CHECK(child > 0 && waitpid(child, &status, 0) == child);
+	CHECK(status == 0);
+}
+
+/* The child has none of the library's, and all of the program's. */
+static void children(char *self)
+{
+	posix_spawn_file_actions_t actions;
+	char *arguments[] = { self, "spawned", NULL };
+	pid_t child = fork();
+
+	if (child == 0) {
+		for (int fd = 3; fd < NUMBERS; fd++)
+			if ((fcntl(fd, F_GETFD) >= 0) != known[fd]) {
+				fprintf(stderr, "descriptor %d in the child\n", fd);
+				_exit(1);
+			}
+		if (!are_untouched())
+			_exit(1);
+		closefrom(3);
+		_exit(!none_is_open());
+	}
+	ends_well(child);
+	CHECK(posix_spawn_file_actions_init(&actions) == 0);
+	for (int fd = 4000; fd < 4200; fd++)
+		CHECK(posix_spawn_file_actions_adddup2(&actions, 1, fd) == 0);
+	CHECK(posix_spawn_file_actions_addclosefrom_np(&actions, 3) == 0);
+	CHECK(posix_spawn(&child, self, &actions, NULL, arguments, environ) == 0);
+	posix_spawn_file_actions_destroy(&actions);
+	ends_well(child);
+}
+
+static void survive(const char *way, char *self)
+{
+	struct epoll_event found;
+
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	for (int i = 0; i < CONNECTIONS; i++)
+		connection(i);
+	exchange(20);
+	take_away(way);
+	open_files();
+	exchange(30);
+	children(self);
+	exchange(40);
+	/* What ends a connection closes none of them. */
+	shutdown(far[0], SHUT_WR);
+	CHECK(epoll_wait(loop, &found, 1, PATIENCE_MS) == 1 && found.events & EPOLLERR);
+	for (int i = 0; i < CONNECTIONS; i++) {
+		known[near[i]] = known[far[i]] = 0;
+		close(near[i]);
+		close(far[i]);
+	}
+	known[mux] = known[loop] = 0;
+	close(mux);
+	close(loop);
+	CHECK(are_untouched());
+	for (int i = 0; i < FILES; i++) {
+		known[files[i]] = 0;
+		close(files[i]);
+	}
+}
+
+/* A connection that has two numbers is the parent's by both. */
+static void fork_after_dup(void)
+{
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	for (int i = 0; i < CONNECTIONS; i++)
+		connection(i);
+	know(dup(near[0]));
+	know(dup(near[1]));
+	open_files();
+	pid_t child = fork();
+	if (child == 0)
+		_exit(!are_untouched());
+	ends_well(child);
+	exchange(20);
+	CHECK(are_untouched());
+}
+
+int main(int count, char **arguments)
+{
+	if (count == 2 && !strcmp(arguments[1], "spawned"))
+		return !none_is_open();
+	CHECK(count == 2);
+	closefrom(3);
+	load();
+	if (!strcmp(arguments[1], "dup"))
+		fork_after_dup();
+	else
+		survive(arguments[1], arguments[0]);
+	return 0;
+}
