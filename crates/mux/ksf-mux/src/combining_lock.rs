@@ -2,8 +2,8 @@
 //!
 //! Both directions of a connection are worked on under one. A thread that learns that there is something to do marks the
 //! state as pending; the thread that then finds the state free does the work, again until nothing is pending (the idea of
-//! flat combining, Hendler et al., SPAA'10). No thread waits for the work of another, only for a short access
-//! ([`CombiningLock::lock`]).
+//! flat combining, Hendler et al., SPAA'10). No thread that has work waits for the work of another; one that
+//! needs the state itself does ([`CombiningLock::lock`]).
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, TryLockError};
 
@@ -46,8 +46,8 @@ impl<T> CombiningLock<T> {
         }
     }
 
-    /// The state, once no thread works on it, for a short access that does not wait for anything. Work that becomes
-    /// pending meanwhile is done by the thread that asks for it.
+    /// The state, once no thread works on it: this waits for the work of the thread that has it. For a short access that waits
+    /// for nothing else. Work that becomes pending meanwhile is done by the thread that asks for it.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

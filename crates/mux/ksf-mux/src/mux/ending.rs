@@ -157,16 +157,22 @@ impl Shared {
 /// True if the peer has sent what it can while no worker reads: the rest of the message, or of its part, or as much as any socket
 /// takes. One that trickles has not.
 fn has_unread_rest(reader: &Reader) -> bool {
-    /// Less than the smallest buffer takes, also a Unix socket's in messages of one byte, which count with their headers.
-    const TAKEN_BYTES: usize = 256;
+    /// Less than the smallest receive buffer of TCP takes.
+    const TAKEN_BYTES: u64 = 256;
+    /// The same of the send buffer of a Unix socket, where each write counts with its header: six writes of a byte (Linux 6.18).
+    const TAKEN_BYTES_UNIX: u64 = 6;
+    let unread = unread_bytes(reader);
+    let is_unix = |socket| rustix::net::sockopt::socket_domain(socket) == Ok(rustix::net::AddressFamily::UNIX);
     // Before the length is known a byte may be the rest.
-    unread_bytes(reader) >= reader.input.missing_bytes().clamp(1, TAKEN_BYTES) as u64
+    let missing = reader.input.missing_bytes().max(1) as u64;
+    unread >= missing.min(TAKEN_BYTES) || unread >= TAKEN_BYTES_UNIX && reader.socket.as_ref().is_some_and(is_unix)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::Write;
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     use ksf::framing::Framing;
@@ -179,25 +185,42 @@ mod tests {
     /// long.
     #[test]
     fn the_time_of_a_message_stands_still_only_while_no_worker_reads_its_rest() {
-        for (rest, read_before_ms, sleeps, has_ended) in [
-            (&[2][..], 0, true, true),
-            (&[2], 0, false, true),
-            (&[2], 1500, false, true),
-            (&[2; 8], 0, true, true),
-            (&[2; 8], 0, false, false),
-            (&[2; 8], 1500, false, false),
+        ksf_test::own_network();
+        for (is_unix, rest, read_before_ms, sleeps, has_ended) in [
+            (true, &[2][..], 0, true, true),
+            (true, &[2; 5], 0, false, true),
+            (true, &[2; 5], 1500, false, true),
+            (true, &[2; 6], 0, true, true),
+            // As much as a Unix socket takes of a peer that writes single bytes.
+            (true, &[2; 6], 0, false, false),
+            (true, &[2; 6], 1500, false, false),
+            (false, &[2; 7], 0, false, true),
+            (false, &[2; 7], 1500, false, true),
+            (false, &[2; 8], 0, true, true),
+            (false, &[2; 8], 0, false, false),
+            (false, &[2; 8], 1500, false, false),
         ] {
             let mut options = MuxOptions::new(Framing::RecordMark);
             options.limits.assembly_timeout_ms = 1000;
             // The time here is not that of the thread.
             let (mux, _timer) = Mux::without_thread(options).unwrap();
             let (shared, worker) = (mux.shared(), mux.socket().unwrap());
-            let (mut peer, socket) = UnixStream::pair().unwrap();
-            let conn = shared.find(mux.attach(socket.into()).unwrap()).unwrap();
+            let (mut peer, socket): (Box<dyn Write>, OwnedFd) = if is_unix {
+                let (peer, socket) = UnixStream::pair().unwrap();
+                (Box::new(peer), socket.into())
+            } else {
+                let (peer, socket) = ksf_test::stream::pair(&TcpListener::bind("127.0.0.1:0").unwrap());
+                (Box::new(peer), socket.into())
+            };
+            let conn = shared.find(mux.attach(socket).unwrap()).unwrap();
             peer.write_all(&[0x80, 0, 0, 9, 1]).unwrap();
-            assert!(matches!(worker.try_recv(), Err(RecvError::WouldBlock)));
-            assert!(conn.is_amid_a_message() && !shared.scheduler.has_sleepers());
+            ksf_test::wait_until("a worker has the first bytes", || {
+                assert!(matches!(worker.try_recv(), Err(RecvError::WouldBlock)));
+                conn.is_amid_a_message()
+            });
+            assert!(!shared.scheduler.has_sleepers());
             peer.write_all(rest).unwrap();
+            ksf_test::wait_until("the rest is there", || unread_bytes(&conn.reader.lock()) == rest.len() as u64);
             if sleeps {
                 assert!(shared.scheduler.sleep());
             }
@@ -205,7 +228,7 @@ mod tests {
             conn.read_at.store(later.0 - read_before_ms * 1_000_000, Ordering::Relaxed);
             shared.check_time(&conn, later);
             let ended = has_ended.then_some(ConnectionError::AssemblyTimeout { limit_ms: 1000 });
-            assert_eq!(conn.error.get(), ended.as_ref(), "{rest:?} {read_before_ms} {sleeps}");
+            assert_eq!(conn.error.get(), ended.as_ref(), "{is_unix} {rest:?} {read_before_ms} {sleeps}");
         }
     }
 
