@@ -149,14 +149,12 @@ fn a_flood_of_connections_leaves_no_trace() {
         server.signal(Signal::STOP);
         let flood: Vec<_> = (0..4 * OPEN_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
         server.signal(Signal::CONT);
-        wait_until("all have been accepted", || {
-            let stat = server.stat();
-            let count = |name| value(&stat["services"][0]["counters"], name);
-            count("accepted") + count("refused_no_fd") > flood.len() as u64
-        });
+        let count = |name| value(&server.stat()["services"][0]["counters"], name);
+        wait_until("all have been accepted", || count("accepted") + count("refused_no_fd") > flood.len() as u64);
         use_nfs(&mut connection, &root);
         // Some are served.
         drop(flood);
+        wait_until("there is room again", || count("closed_total") > 0);
         mount(&mut stream::connect(address), &place);
         server.stop();
     }
