@@ -3,7 +3,8 @@
 //! ```text
 //!   DIR               of its owner alone, as all that is in it
 //!   DIR/lock          held while a process has the store open
-//!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started
+//!   DIR/superblock    two copies in blocks of their own: the store's number, its geometry, how often it was started, how far
+//!                     each log must reach
 //!   DIR/log-000 ...   places of one segment each, written with zeros once, so that no later write changes metadata;
 //!                     `log-000.new` until that is done; behind the places, if it was ever mapped, the journal
 //! ```
@@ -13,12 +14,12 @@ use std::io::{self, Read, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ksf_store::away::Wanted;
-use ksf_store::format::LOGS_MAX;
+use ksf_store::format::{LOGS_MAX, Lsn};
 use ksf_store::log::Geometry;
 use ksf_store::pmem::{JOURNAL_BYTES, Journaled, journal_at};
 use ksf_store::recover::{Found, Places, RecoverError, Repair, cut_by_links};
@@ -115,18 +116,44 @@ pub enum DiskError {
     /// The file of a log is gone.
     #[error("{} is missing, and the store is not whole without it; load a backup into a new folder", .0.display())]
     NoLog(PathBuf),
-    /// The file of a log is shorter than it was made.
+    /// The file of a log is shorter than it was made, or longer than that with a journal.
     #[error(
-        "{} has {bytes} bytes, and was made with {log_bytes}: it was cut; load a backup into a new folder",
+        "{} has {bytes} bytes, and the logs of this store were made with {log_bytes}: it was cut, or it or the superblock is \
+         that of another store; put the files of the store back, or load a backup into a new folder",
         .path.display()
     )]
-    ShortLog {
+    LogLength {
         /// The file.
         path: PathBuf,
         /// Bytes that it has.
         bytes: u64,
         /// Bytes that it had.
         log_bytes: u64,
+    },
+    /// A log is one of another store, or has the name of another one; or the superblock is that of another store.
+    #[error(
+        "{} is not a log of this store, or has the name of another one: {source}; \
+         put the files of the store back under their names, or load a backup into a new folder", .path.display()
+    )]
+    ForeignLog {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        source: RecoverError,
+    },
+    /// A log ends before what was acknowledged of it.
+    #[error(
+        "{} ends at byte {} of its log, and it was acknowledged up to byte {}: it is an older copy, or was overwritten; \
+         put the newest one back, load a backup into a new folder, or write down what is left with `salvage`",
+        .path.display(), .end.0, .reached.0
+    )]
+    OldLog {
+        /// The file.
+        path: PathBuf,
+        /// Where the log ends.
+        end: Lsn,
+        /// Where it ended at an earlier start, or an orderly end.
+        reached: Lsn,
     },
     /// There is nothing that would be a store.
     #[error("there is no store in {}", .0.display())]
@@ -141,7 +168,15 @@ pub enum DiskError {
     },
     /// What it has is damaged.
     #[error(transparent)]
-    Recover(#[from] RecoverError),
+    Recover(RecoverError),
+}
+
+/// An error of the logs in a folder.
+pub(crate) fn recover_error(folder: &Path) -> impl Fn(RecoverError) -> DiskError {
+    |source| match source {
+        RecoverError::Foreign { log, .. } => DiskError::ForeignLog { path: log_path(folder, log), source },
+        source => DiskError::Recover(source),
+    }
 }
 
 /// What the superblock says.
@@ -154,7 +189,12 @@ struct Superblock {
     epoch: u32,
     /// A header may be whole in the journal of its log alone.
     has_journals: bool,
+    /// Of each log, the LSN that it must reach, because it did at an earlier start or an orderly end; 0 if that is not known.
+    reached: [u64; LOGS_MAX],
 }
+
+/// Where that begins in a copy.
+const REACHED_AT: usize = 64;
 
 impl Superblock {
     fn encode(&self) -> Vec<u8> {
@@ -168,6 +208,8 @@ impl Superblock {
         block.extend_from_slice(&self.places.to_le_bytes());
         block.extend_from_slice(&self.epoch.to_le_bytes());
         block.extend_from_slice(&self.logs.to_le_bytes());
+        block.resize(REACHED_AT, 0);
+        self.reached.iter().for_each(|lsn| block.extend_from_slice(&lsn.to_le_bytes()));
         block.resize(BLOCK_BYTES, 0);
         let crc = crc32c::crc32c(&block[4..]);
         block[..4].copy_from_slice(&crc.to_le_bytes());
@@ -193,8 +235,34 @@ impl Superblock {
         let (store, segment_bytes) = (u64::from_le_bytes(array(16)?), u64::from_le_bytes(array(24)?));
         let logs = word(40)? as u16;
         let (places, epoch, has_journals) = (word(32)?, word(36)?, version == VERSION_JOURNALS);
-        Some(Ok(Self { store, segment_bytes, places, logs, epoch, has_journals }))
+        let mut reached = [0; LOGS_MAX];
+        for (log, lsn) in reached.iter_mut().enumerate() {
+            *lsn = u64::from_le_bytes(array(REACHED_AT + 8 * log)?);
+        }
+        Some(Ok(Self { store, segment_bytes, places, logs, epoch, has_journals, reached }))
     }
+
+    /// Whether each log has all that it must have.
+    fn hold_against(&self, folder: &Path, found: &[Found]) -> Result<(), DiskError> {
+        let is_short = |(found, reached): &(&Found, &u64)| found.reached().0 < **reached;
+        match found.iter().zip(&self.reached).find(is_short) {
+            None => Ok(()),
+            Some((found, reached)) => Err(DiskError::OldLog {
+                path: log_path(folder, found.log()),
+                end: found.reached(),
+                reached: Lsn(*reached),
+            }),
+        }
+    }
+}
+
+/// The superblock while the store is served.
+#[derive(Debug)]
+struct Last {
+    superblock: Superblock,
+    file: File,
+    /// The copy that the start did not write: that one stays.
+    copy: u32,
 }
 
 /// A store's folder, opened and recovered.
@@ -219,6 +287,8 @@ pub struct Disk {
     pub(crate) mapped: Vec<MappedLog>,
     /// Threads that read the logs.
     pub threads: NonZeroUsize,
+    /// `None`: it is only looked at.
+    last: Option<Mutex<Last>>,
     _lock: Lock,
 }
 
@@ -286,6 +356,7 @@ impl Disk {
                     logs: 0,
                     epoch: 0,
                     has_journals: medium.is_mapped(),
+                    reached: [0; LOGS_MAX],
                 };
                 // Before the logs, so that what is left when these cannot be made is taken up by the next start.
                 write_superblock(&superblock_path, &new, 0).map_err(io_error("writing", &superblock_path))?;
@@ -326,8 +397,7 @@ impl Disk {
             // What is found is told from now on, also what was on its way when the store ended.
             log_file.file.sync_data().map_err(io_error("syncing", &log_path(folder, log)))?;
         }
-        let mut found = Found::read_all(geometry, &media, threads)?;
-        cut_by_links(&mut found)?;
+        let mut found = find(folder, &now, &media, threads)?;
         // What is there can be read: until here nothing was changed.
         let made = (known..wanted).try_for_each(|log| {
             make_log(&log_path(folder, log), segment_bytes, places)?;
@@ -345,8 +415,13 @@ impl Disk {
         (now.logs, now.has_journals) = (wanted, medium.is_mapped());
         // What a superblock lost, the logs know: no two starts have one number.
         now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
+        // What was found is on its medium, but for what caches of the CPU have of a log that was mapped.
+        if !medium.is_mapped() {
+            now.reached.iter_mut().zip(&found).for_each(|(reached, found)| *reached = found.reached().0);
+        }
         // Not the copy that was read, so that a torn write leaves one.
-        write_superblock(&superblock_path, &now, 1 - copy).map_err(io_error("writing", &superblock_path))?;
+        let file = write_superblock(&superblock_path, &now, 1 - copy).map_err(io_error("writing", &superblock_path))?;
+        let last = Some(Mutex::new(Last { superblock: now, file, copy }));
         sync_folder(folder)?;
         // All of them, before any repair tells of what a log has, which may have seen what another one has.
         let mapped = media.iter().zip(0..).filter(|_| medium.is_mapped()).map(|(log_file, log)| {
@@ -364,7 +439,7 @@ impl Disk {
             }
         }
         let (folder, epoch) = (folder.to_owned(), now.epoch);
-        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, _lock: lock })
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, last, _lock: lock })
     }
 
     /// Reads a store as [`Disk::open`] does, and changes nothing: there is no file to write to, and no start is counted.
@@ -376,12 +451,11 @@ impl Disk {
         let (lock, superblock, media) = Self::files(folder)?;
         let geometry = superblock.geometry();
         let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let mut found = Found::read_all(geometry, &media, threads)?;
-        cut_by_links(&mut found)?;
+        let found = find(folder, &superblock, &media, threads)?;
         let epoch = found.iter().map(Found::epoch).fold(superblock.epoch, u32::max);
         let (folder, logs, mapped) = (folder.to_owned(), Vec::new(), Vec::new());
-        let (direct, medium) = (false, Medium::default());
-        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, _lock: lock })
+        let (direct, medium, last) = (false, Medium::default(), None);
+        Ok(Self { folder, epoch, geometry, found, media, logs, direct, medium, mapped, threads, last, _lock: lock })
     }
 
     /// Bytes of the logs that were found: what there was to be read.
@@ -396,7 +470,8 @@ impl Disk {
     /// [`DiskError`]: the logs are no longer what they were when they were found.
     pub(crate) fn open_store(&mut self, memory_bytes_max: usize) -> Result<(Arc<Store>, Vec<Shard>), DiskError> {
         let found = std::mem::take(&mut self.found);
-        Ok(Store::open(found, &self.media, Opening::new(self.epoch, memory_bytes_max, self.threads))?)
+        let opening = Opening::new(self.epoch, memory_bytes_max, self.threads);
+        Store::open(found, &self.media, opening).map_err(recover_error(&self.folder))
     }
 
     /// The value that is there, with every checksum right.
@@ -428,6 +503,20 @@ impl Disk {
         let LogFile { file, .. } = &self.media[usize::from(log)];
         file.write_all_at(bytes, offset)?;
         file.sync_data()
+    }
+
+    /// A log has ended in order, and all before this LSN is on its medium: every later start must find it. A crash meanwhile leaves
+    /// the superblock of the start, or this one.
+    ///
+    /// # Errors
+    ///
+    /// The file system says no.
+    pub(crate) fn ended(&self, log: u16, end: Lsn) -> io::Result<()> {
+        let Some(last) = &self.last else { return Ok(()) };
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Last { superblock, file, copy } = &mut *last;
+        superblock.reached[usize::from(log)] = end.0;
+        put_superblock(file, superblock, *copy)
     }
 
     /// What a store's logs have in common, and each log, to be read; the lock is held as long as the first value.
@@ -468,15 +557,29 @@ impl Disk {
     }
 }
 
-/// The file of a log that is as long as it was made.
+/// Reads the logs, and cuts them so that none depends on what another one lost.
+fn find(
+    folder: &Path,
+    superblock: &Superblock,
+    media: &[LogFile],
+    threads: NonZeroUsize,
+) -> Result<Vec<Found>, DiskError> {
+    let error = recover_error(folder);
+    let mut found = Found::read_all(superblock.geometry(), media, threads).map_err(&error)?;
+    cut_by_links(&mut found).map_err(error)?;
+    superblock.hold_against(folder, &found)?;
+    Ok(found)
+}
+
+/// The file of a log that is as long as it was made, perhaps with a journal behind.
 fn whole_log(path: &Path, opened: io::Result<File>, log_bytes: u64) -> Result<File, DiskError> {
     let file = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoLog(path.to_owned())),
         opened => opened.map_err(io_error("opening", path))?,
     };
     let bytes = file.metadata().map_err(io_error("looking at", path))?.len();
-    if bytes < log_bytes {
-        return Err(DiskError::ShortLog { path: path.to_owned(), bytes, log_bytes });
+    if !(log_bytes..=log_bytes + JOURNAL_BYTES as u64).contains(&bytes) {
+        return Err(DiskError::LogLength { path: path.to_owned(), bytes, log_bytes });
     }
     Ok(file)
 }
@@ -545,7 +648,8 @@ fn read_superblock(folder: &Path) -> Result<Option<(Superblock, u32)>, DiskError
         copies.filter_map(|(copy, block)| Some(Superblock::decode(block)?.map(|superblock| (superblock, copy))));
     let copies = copies.collect::<Result<Vec<_>, _>>();
     let copies = copies.map_err(|found| DiskError::Format { path: folder.to_owned(), found })?;
-    Ok(copies.into_iter().max_by_key(|(superblock, _)| superblock.epoch))
+    // Two of one start are that of the start and that of its end.
+    Ok(copies.into_iter().max_by_key(|(superblock, _)| (superblock.epoch, superblock.reached)))
 }
 
 /// Logs that are there: each was made whole, whatever a superblock of before says.
@@ -587,8 +691,13 @@ fn make_log(path: &Path, segment_bytes: u64, places: u32) -> Result<(), DiskErro
     })
 }
 
-fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Result<()> {
+fn write_superblock(path: &Path, superblock: &Superblock, copy: u32) -> io::Result<File> {
     let file = own().create(true).truncate(false).write(true).open(path).and_then(keep_private)?;
+    put_superblock(&file, superblock, copy)?;
+    Ok(file)
+}
+
+fn put_superblock(file: &File, superblock: &Superblock, copy: u32) -> io::Result<()> {
     file.write_all_at(&superblock.encode(), u64::from(copy) * BLOCK_BYTES as u64)?;
     file.sync_all()
 }

@@ -15,7 +15,7 @@ use ksf_store::format::{Lsn, Record, RecordKind};
 use ksf_store::salvage::{Salvaged, salvage as salvage_log};
 use ksf_store::store::Store;
 
-use crate::disk::{Disk, DiskError};
+use crate::disk::{Disk, DiskError, recover_error};
 
 /// A log that is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -295,14 +295,14 @@ impl Newest {
 ///
 /// # Errors
 ///
-/// [`OfflineError`].
+/// [`OfflineError`]: also if a file is not the log of this store that its name says, so that all of that log would be missing.
 pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, Vec<Salvaged>), OfflineError> {
     let (_lock, geometry, media) = Disk::media(folder)?;
     // Of each key, and of each of its cells, the newest record.
     let mut newest: BTreeMap<Vec<u8>, (Newest, NewestCells)> = BTreeMap::new();
     let (mut salvaged, mut flushed) = (Vec::new(), 0);
     for (log, medium) in (0..).zip(&media) {
-        salvaged.push(salvage_log(log, geometry, medium, |record| {
+        let of_log = salvage_log(log, geometry, medium, |record| {
             if record.kind == RecordKind::Flush {
                 flushed = record.version.max(flushed);
                 return;
@@ -312,7 +312,8 @@ pub fn salvage(folder: &Path, now_ms: u64, to: &mut impl Write) -> Result<(u64, 
                 RecordKind::String | RecordKind::Drop => base.see(&record),
                 kind => cells.entry((kind == RecordKind::Expire, record.subkey.to_vec())).or_default().see(&record),
             }
-        }));
+        });
+        salvaged.push(of_log.map_err(recover_error(folder))?);
     }
     let mut keys = 0;
     for (key, (mut base, cells)) in newest {

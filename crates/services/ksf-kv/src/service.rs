@@ -564,7 +564,8 @@ impl Service for Kv {
         self.release(&shard.shard.written(id, true, Vec::new()), turn);
     }
 
-    /// A log that ends well says how far replies told of it, as one does that is idle.
+    /// A log that ends well says how far replies told of it, as one does that is idle; and so does the superblock, which knows it
+    /// also where the end of the log is lost.
     fn stop(&self, mut shard: KvShard) {
         shard.shard.say(now_ns());
         // One at a time: none of them may be on the disk without those before it.
@@ -580,6 +581,10 @@ impl Service for Kv {
                 return (self.failed)(&error.to_string());
             }
             shard.shard.written(write.id, true, write.bytes);
+        }
+        let (log, end) = (shard.shard.number(), shard.shard.log().promised());
+        if let Err(error) = self.disk.ended(log, end) {
+            (self.failed)(&error.to_string());
         }
     }
 

@@ -16,6 +16,7 @@ mod load;
 mod long_keys;
 mod malformed;
 mod memory;
+mod mixed;
 mod pmem;
 mod registry_clients;
 mod replies;

@@ -89,6 +89,21 @@ pub enum RecoverError {
         /// The segment.
         number: u64,
     },
+    /// A whole header names another log, another store or other sizes: the file, or the superblock, is another one's.
+    #[error(
+        "place {place} of log {log} of store {:016x} has a segment of {} bytes that belongs to log {} of store {:016x}",
+        .ours.store, .header.segment_bytes, .header.log, .header.store
+    )]
+    Foreign {
+        /// The log.
+        log: u16,
+        /// The place.
+        place: u32,
+        /// What the logs of this store have in common.
+        ours: Geometry,
+        /// The header.
+        header: Box<SegmentHeader>,
+    },
     /// Two places say that they are the same segment.
     #[error("places {} and {} of log {log} are both segment {number}: files of another store?", .places.0, .places.1)]
     Twice {
@@ -398,6 +413,11 @@ impl Found {
         self.end
     }
 
+    /// The LSN behind the last batch, at which the log goes on: all before must be there at every later start.
+    pub fn reached(&self) -> Lsn {
+        self.batches.last().map_or(Lsn::default(), |batch| batch.next)
+    }
+
     /// How far replies may have told of the log, as far as it says so itself.
     pub fn promised(&self) -> Lsn {
         self.promised
@@ -488,12 +508,34 @@ impl Found {
                 free.push(place.place);
             }
         }
-        let end = self.batches.last().map_or(Lsn::default(), |batch| batch.next);
+        let end = self.reached();
         let recorded =
             self.batches.iter().rfind(|batch| batch.content.record_bytes > 0).map_or(Lsn::default(), |batch| batch.end);
         let log = Log::open(self.geometry, self.log, epoch, segments, free, end).having_said(recorded, self.promised);
         if self.repaired { log } else { log.without_writes() }
     }
+}
+
+/// The header at the front of a place; `None` if no whole one of this log is there.
+///
+/// # Errors
+///
+/// [`RecoverError::Foreign`]. A place has zeros, or headers of its own log, from its beginning on: no crash leaves such a header.
+pub(crate) fn header_at(
+    geometry: Geometry,
+    log: u16,
+    place: u32,
+    front: &[u8],
+) -> Result<Option<SegmentHeader>, RecoverError> {
+    let Ok(header) = SegmentHeader::decode(front) else { return Ok(None) };
+    let sizes = (geometry.segment_bytes, geometry.block_bytes.get());
+    if (header.store, header.log) != (geometry.store, log)
+        || (header.segment_bytes, header.block_bytes as usize) != sizes
+    {
+        return Err(RecoverError::Foreign { log, place, ours: geometry, header: Box::new(header) });
+    }
+    // No log is ever so long that the end of a segment is no number.
+    Ok((header.number < u64::MAX / geometry.segment_bytes - 1).then_some(header))
 }
 
 /// The batch at this place of a log, in the bytes of its segment.

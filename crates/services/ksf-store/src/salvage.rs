@@ -4,11 +4,9 @@
 //! checksums, so it may find what was never acknowledged; and a key that was deleted may be back, where the record that
 //! said so is damaged.
 
-use std::io;
-
-use crate::format::{Batch, Lsn, Record, SegmentHeader, Standing};
+use crate::format::{Batch, Lsn, Record, Standing};
 use crate::log::Geometry;
-use crate::recover::Places;
+use crate::recover::{Places, RecoverError, header_at};
 
 /// What was found in a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,23 +15,38 @@ pub struct Salvaged {
     pub batches: u64,
     /// Records in them.
     pub records: u64,
-    /// Places that cannot be read.
+    /// Places that cannot be read, or have a segment of another log or store.
     pub unreadable: u32,
 }
 
 /// Hands out every record of every whole batch of a log, in no order: of a key, the largest version counts.
-pub fn salvage(log: u16, geometry: Geometry, medium: &impl Places, mut take: impl FnMut(Record<'_>)) -> Salvaged {
+///
+/// # Errors
+///
+/// [`RecoverError::Foreign`]: every header is of another log or store, so this is not the log.
+pub fn salvage(
+    log: u16,
+    geometry: Geometry,
+    medium: &impl Places,
+    mut take: impl FnMut(Record<'_>),
+) -> Result<Salvaged, RecoverError> {
     let mut salvaged = Salvaged::default();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut has_header, mut foreign) = (Vec::new(), false, None);
     for place in 0..medium.places() {
-        let read: io::Result<()> = medium.read(place, &mut bytes);
-        if read.is_err() {
+        if medium.read(place, &mut bytes).is_err() {
             salvaged.unreadable += 1;
             continue;
         }
-        let header = SegmentHeader::decode(&bytes).ok();
-        let is_ours = |header: &SegmentHeader| (header.store, header.log) == (geometry.store, log);
-        let number = match header.filter(is_ours) {
+        let header = match header_at(geometry, log, place, &bytes) {
+            Ok(header) => header,
+            Err(error) => {
+                salvaged.unreadable += 1;
+                foreign.get_or_insert(error);
+                continue;
+            }
+        };
+        has_header |= header.is_some();
+        let number = match header {
             // What is in it was written again elsewhere, or was never acknowledged.
             Some(header) if header.standing != Standing::Counts => continue,
             Some(header) => Some(header.number),
@@ -50,7 +63,7 @@ pub fn salvage(log: u16, geometry: Geometry, medium: &impl Places, mut take: imp
             }
         }
     }
-    salvaged
+    foreign.filter(|_| !has_header).map_or(Ok(salvaged), Err)
 }
 
 /// Every whole batch in a place that was written for this log and this part of a place.

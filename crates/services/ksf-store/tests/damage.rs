@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use crate::common::Medium;
-use ksf_store::format::{BatchHeader, Lsn, Record, RecordKind};
+use ksf_store::format::{BatchHeader, Lsn, Record, RecordKind, SegmentHeader, Standing};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, RecoverError};
+use ksf_store::salvage::salvage;
 use ksf_test::Random;
 
 const BLOCK_BYTES: usize = 512;
@@ -81,6 +82,47 @@ fn a_byte_that_changed_is_found_or_does_not_matter() {
         medium.places[place][at] ^= flipped;
     }
     assert!(refused > 1_000 && cut > 0, "{refused} refused, {cut} cut");
+}
+
+/// No crash leaves a whole header of another log, another store or other sizes: it is no place without data.
+#[test]
+fn a_whole_header_of_another_log_is_no_empty_place() {
+    let mut random = Random::of_test(7);
+    let (geometry, mut medium, _) = written(&mut random);
+    let header = SegmentHeader {
+        store: geometry.store,
+        log: 0,
+        number: 1,
+        epoch: 0,
+        segment_bytes: geometry.segment_bytes,
+        block_bytes: BLOCK_BYTES as u32,
+        standing: Standing::Counts,
+        live: Some(Vec::new()),
+    };
+    let others = [
+        SegmentHeader { store: 6, ..header.clone() },
+        SegmentHeader { log: 1, ..header.clone() },
+        SegmentHeader { segment_bytes: 2 * geometry.segment_bytes, ..header.clone() },
+        SegmentHeader { standing: Standing::Cleaned, log: 3, ..header.clone() },
+        SegmentHeader { standing: Standing::GivenUp, block_bytes: 4096, ..header },
+    ];
+    let whole = medium.places.clone();
+    for (place, other) in (0..).zip(others) {
+        let bytes = other.encode();
+        medium.put(place, 0, &bytes[..BLOCK_BYTES]);
+        match numbers(geometry, &medium) {
+            Err(RecoverError::Foreign { log: 0, place: found, header, .. }) => {
+                assert_eq!((found, *header), (place, other.clone()));
+            }
+            result => panic!("{other:?}: {result:?}"),
+        }
+        // What else is in the log is there for the last resort.
+        let salvaged = salvage(0, geometry, &medium, |_| {}).unwrap();
+        assert!(salvaged.unreadable == 1 && salvaged.records > 0, "{other:?}: {salvaged:?}");
+        medium.places.clone_from(&whole);
+    }
+    // Of a log that is another one nothing is.
+    assert!(matches!(salvage(1, geometry, &medium, |_| {}), Err(RecoverError::Foreign { log: 1, place: 0, .. })));
 }
 
 /// After a loss of power some file systems show zeros where data was written last.

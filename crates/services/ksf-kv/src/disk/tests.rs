@@ -1,4 +1,4 @@
-use ksf_store::format::{SegmentHeader, Standing};
+use ksf_store::format::{Record, RecordKind, SegmentHeader, Standing};
 
 use super::*;
 
@@ -249,7 +249,7 @@ fn a_log_that_is_missing_or_cut_is_named() {
     let told = || [Disk::open(folder.path(), options), Disk::look(folder.path())].map(|told| told.unwrap_err());
     OpenOptions::new().write(true).open(&path).unwrap().set_len((2 << 20) - 1).unwrap();
     for error in told() {
-        assert!(matches!(error, DiskError::ShortLog { bytes: 2_097_151, log_bytes: 2_097_152, .. }), "{error}");
+        assert!(matches!(error, DiskError::LogLength { bytes: 2_097_151, log_bytes: 2_097_152, .. }), "{error}");
         assert!(error.to_string().contains("log-001") && error.to_string().contains("backup"), "{error}");
     }
     fs::remove_file(&path).unwrap();
@@ -257,6 +257,59 @@ fn a_log_that_is_missing_or_cut_is_named() {
         assert!(matches!(&error, DiskError::NoLog(missing) if *missing == path), "{error}");
     }
     assert!(!path.exists(), "an empty one would hide that");
+}
+
+/// Only a file that was mapped has more than its log: room for a journal. One that is longer belongs to another store.
+#[test]
+fn a_log_that_is_too_long_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { segment_bytes: 1 << 20, places: 2, ..DiskOptions::default() };
+    drop(Disk::open(folder.path(), options).unwrap());
+    let log = OpenOptions::new().write(true).open(log_path(folder.path(), 0)).unwrap();
+    log.set_len((2 << 20) + JOURNAL_BYTES as u64).unwrap();
+    drop(Disk::open(folder.path(), options).unwrap());
+    log.set_len((2 << 20) + JOURNAL_BYTES as u64 + 1).unwrap();
+    for told in [Disk::open(folder.path(), options), Disk::look(folder.path())] {
+        let error = told.unwrap_err().to_string();
+        assert!(error.contains("log-000") && error.contains("another store"), "{error}");
+    }
+}
+
+/// A store of a version that wrote down no ends has them from its next start on, also those of a log that nobody writes to.
+#[test]
+fn a_start_writes_down_how_far_each_log_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { logs: 2, segment_bytes: 1 << 20, places: 3, ..DiskOptions::default() };
+    let mut disk = Disk::open(folder.path(), options).unwrap();
+    let found = std::mem::take(&mut disk.found);
+    let ends: Vec<u64> = found
+        .into_iter()
+        .map(|found| {
+            let number = found.log();
+            let mut log = found.into_log(disk.epoch);
+            for _ in 0..=number {
+                let (kind, key) = (RecordKind::Drop, &b"key"[..]);
+                let (version, subkey, value) = (u64::from(number) + 1, &[][..], &[][..]);
+                let record = Record { kind, version, expires_ms: None, received_ns: None, key, subkey, value };
+                log.append(&[record], [], |_, _| {}).unwrap();
+                while let Some(write) = log.next_write(1, 0) {
+                    disk.write_at(number, u64::from(write.place) * (1 << 20) + write.offset, &write.bytes).unwrap();
+                    log.written(write.id, true, write.bytes, |_| {});
+                }
+            }
+            log.durable().0
+        })
+        .collect();
+    drop(disk);
+    let reached = || read_superblock(folder.path()).unwrap().unwrap().0.reached[..3].to_vec();
+    assert_eq!(reached(), [0; 3], "it was killed");
+    drop(Disk::look(folder.path()).unwrap());
+    assert_eq!(reached(), [0; 3], "a look changes nothing");
+    drop(Disk::open(folder.path(), options).unwrap());
+    assert_eq!(reached(), [ends[0], ends[1], 0]);
+    assert!(ends[0] > 0 && ends[1] > ends[0], "{ends:?}");
+    drop(Disk::open(folder.path(), options).unwrap());
+    assert_eq!(reached(), [ends[0], ends[1], 0]);
 }
 
 /// As by a child that is between fork and exec.
@@ -277,6 +330,8 @@ fn a_lock_ends_with_its_store_though_others_have_its_file_open() {
 /// `docs/formats/store.md` has a row for each field.
 #[test]
 fn the_superblock_is_as_described() {
+    let mut reached = [0; LOGS_MAX];
+    (reached[0], reached[LOGS_MAX - 1]) = (0x3344_5566_7788_99aa, 7);
     let superblock = Superblock {
         store: 0x1122_3344_5566_7788,
         segment_bytes: 0x0200_0000,
@@ -284,6 +339,7 @@ fn the_superblock_is_as_described() {
         logs: 0x0a0b,
         epoch: 0x2233_4455,
         has_journals: false,
+        reached,
     };
     let block = superblock.encode();
     assert_eq!((block.len(), Superblock::decode(&block)), (4096, Some(Ok(superblock))));
@@ -296,6 +352,7 @@ fn the_superblock_is_as_described() {
         ("places of a log", superblock.places.into()),
         ("starts of the store", superblock.epoch.into()),
         ("logs", u64::from(superblock.logs)),
+        ("the LSN that log 0 must reach", superblock.reached[0]),
     ];
     let docs = include_str!("../../../../../docs/formats/store.md");
     let lines = docs.lines().skip_while(|line| !line.starts_with("| superblock, byte |")).skip(2);

@@ -17,13 +17,13 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::vec;
 
-use super::{Content, Found, FoundBatch, FoundSegment, Newest, Places, RecoverError, batch_of, header_of};
+use super::{Content, Found, FoundBatch, FoundSegment, Newest, Places, RecoverError, batch_of, header_at, header_of};
 use crate::format::{BatchHeader, Lsn, Malformed, SegmentHeader, Standing};
 use crate::log::Geometry;
 use crate::threads::try_map_on_threads;
 
-/// What the first block of a place says: nothing, if it is no header of this log.
-type Header = io::Result<Option<SegmentHeader>>;
+/// What the first block of a place says: nothing, if it is no header.
+type Header = Result<Option<SegmentHeader>, RecoverError>;
 
 /// A place to be read as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -58,14 +58,15 @@ pub(super) fn read_logs<M: Places>(
     logs.map(|((log, _), headers)| put_together(geometry, *log, headers, &mut scans)).collect()
 }
 
-/// The headers of all places of each log; behind one that cannot be read there may be none.
+/// The headers of all places of each log; behind one that cannot be read, or is of another log, there may be none.
 fn read_headers<M: Places>(geometry: Geometry, media: &[(u16, &M)], threads: NonZeroUsize) -> Vec<Vec<Header>> {
     let places = media.iter().flat_map(|(log, medium)| (0..medium.places()).map(move |place| (*log, *medium, place)));
     let places: Vec<_> = places.collect();
     let headers = try_map_on_threads(threads, places.len(), Vec::new, |bytes, number| {
         let (log, medium, place) = places[number];
-        medium.read_front(place, geometry.block_bytes.get(), bytes)?;
-        Ok(SegmentHeader::decode(bytes).ok().filter(|header| is_ours(geometry, log, header)))
+        let read = medium.read_front(place, geometry.block_bytes.get(), bytes);
+        read.map_err(|source| RecoverError::Unreadable { log, place, source })?;
+        header_at(geometry, log, place, bytes)
     });
     let mut headers = headers.into_iter();
     media.iter().map(|(_, medium)| headers.by_ref().take(medium.places() as usize).collect()).collect()
@@ -93,14 +94,6 @@ fn tasks(headers: &[Vec<Header>]) -> Vec<Task> {
     tasks
 }
 
-fn is_ours(geometry: Geometry, log: u16, header: &SegmentHeader) -> bool {
-    let same = (header.store, header.log) == (geometry.store, log);
-    // No log is ever so long that the end of a segment is no number.
-    let is_possible = header.number < u64::MAX / geometry.segment_bytes - 1;
-    same && is_possible
-        && (header.segment_bytes, header.block_bytes as usize) == (geometry.segment_bytes, geometry.block_bytes.get())
-}
-
 /// A log of what its places said.
 fn put_together(
     geometry: Geometry,
@@ -117,7 +110,7 @@ fn put_together(
     // The list of the segment that was begun last, also if that one was given up: it knows what was erased before.
     let (mut newest, mut erased) = (Newest::default(), Vec::new());
     for (place, header) in (0..).zip(headers) {
-        let header = header.map_err(|source| RecoverError::Unreadable { log, place, source })?;
+        let header = header?;
         if let Some(header) = &header {
             newest.see(header);
         }

@@ -34,7 +34,11 @@ pub(crate) fn read(log: u16, geometry: Geometry, medium: &Medium) -> Result<Verd
     let mut segments: BTreeMap<u64, (u32, SegmentHeader)> = BTreeMap::new();
     let (mut erased, mut newest) = (Vec::new(), (0, 0, None));
     for (place, bytes) in (0..).zip(&medium.places) {
-        let Some(header) = SegmentHeader::decode(bytes).ok().filter(|header| reader.is_ours(header)) else {
+        let header = SegmentHeader::decode(bytes).ok();
+        if let Some(header) = header.clone().filter(|header| !reader.is_ours(header)) {
+            return Err(RecoverError::Foreign { log, place, ours: geometry, header: Box::new(header) });
+        }
+        let Some(header) = header.filter(|header| header.number < u64::MAX / geometry.segment_bytes - 1) else {
             reader.promised = reader.promised.max(reader.promised_in(bytes));
             continue;
         };
@@ -101,7 +105,6 @@ impl Reader {
         let Geometry { store, block_bytes, segment_bytes } = self.geometry;
         (header.store, header.log) == (store, self.log)
             && (header.segment_bytes, header.block_bytes as usize) == (segment_bytes, block_bytes.get())
-            && header.number < u64::MAX / segment_bytes - 1
     }
 
     fn promised_in(&self, place: &[u8]) -> Lsn {

@@ -72,6 +72,26 @@ fn a_dump_makes_the_same_store_again() {
     );
 }
 
+/// Each tool and the start name the file, whose it is and what to do, and change nothing.
+#[test]
+fn a_log_of_another_store_is_refused_by_each_tool() {
+    let folder = Folder::new();
+    let (data, other) = (folder.path("store"), folder.path("other"));
+    let dir = data.to_str().unwrap();
+    fill(&data);
+    fill(&other);
+    fs::copy(other.join("log-000"), data.join("log-000")).unwrap();
+    let before = fs::read(data.join("log-000")).unwrap();
+    let superblock = fs::read(data.join("superblock")).unwrap();
+    let start = ["--listen", "127.0.0.1:0", "--log-bytes", "8m", "--data", dir];
+    for words in [&["check", dir][..], &["dump", dir], &["salvage", dir], &start] {
+        let said = tool(words, 65);
+        assert!(["log-000", "belongs to log 0 of store", "backup"].iter().all(|part| said.contains(part)), "{said}");
+    }
+    assert!(fs::read(data.join("log-000")).unwrap() == before, "the log was changed");
+    assert!(fs::read(data.join("superblock")).unwrap() == superblock, "the superblock was changed");
+}
+
 #[test]
 fn what_is_no_file_of_commands_is_told() {
     let folder = Folder::new();

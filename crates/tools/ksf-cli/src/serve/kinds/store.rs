@@ -306,9 +306,12 @@ fn explain(error: DiskError) -> Failure {
         DiskError::Format { .. } => Failure::new(Status::Data, what).remedy("run the version of ksf that made it"),
         DiskError::NoStore(_) => Failure::new(Status::NoInput, what),
         // They say what can be done.
-        DiskError::NoSuperblock(_) | DiskError::NoLog(_) | DiskError::ShortLog { .. } | DiskError::Recover(_) => {
-            Failure::new(Status::Data, what)
-        }
+        DiskError::NoSuperblock(_)
+        | DiskError::NoLog(_)
+        | DiskError::LogLength { .. }
+        | DiskError::ForeignLog { .. }
+        | DiskError::OldLog { .. }
+        | DiskError::Recover(_) => Failure::new(Status::Data, what),
     }
 }
 
