@@ -7,10 +7,10 @@
 //! The logs come as they lie, up to where they were promised when the backup began, into a file without a name beside `FILE`.
 //! From there they are recovered as a start recovers them, with all strings on the disk. The server is done with it by then.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use ksf_store::away::Wanted as Value;
@@ -23,6 +23,7 @@ use ksf_store::store::{Opening, Store};
 use crate::ask::{AskError, Asker};
 use crate::offline::write_store;
 use crate::seal::Sealing;
+use crate::whole::{FileError, file_error, make_file, with_suffix, write_whole};
 
 /// A backup that is whole and on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,15 +44,8 @@ pub enum BackupError {
     #[error(transparent)]
     Copy(#[from] CopyError),
     /// The file cannot be written.
-    #[error("{action} {}: {source}", .path.display())]
-    File {
-        /// What was tried.
-        action: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// Makes a backup of the store behind a connection: its commands, without those keys that have ended at `now_ms`. A file
@@ -68,25 +62,10 @@ pub fn backup<S: Read + Write>(asker: &mut Asker<S>, path: &Path, now_ms: u64) -
     // It runs beside the server, which shall not feel it: one thread.
     let opening = Opening::new(epoch + 1, 0, NonZeroUsize::MIN);
     let (store, _) = Store::open(found, &copies, opening).map_err(CopyError::from)?;
-    let partial = with_suffix(path, ".partial");
-    let made = write_file(&store, &copies, &partial, path, now_ms);
-    if made.is_err() {
-        // It is of no use to anybody; what cannot be removed the next one overwrites.
-        let _ = fs::remove_file(&partial);
-    }
-    made
-}
-
-/// A name with something behind it.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// The folder that a name is in.
-pub(crate) fn parent(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    write_whole(path, |to| {
+        let made = write_commands(&store, &copies, to, now_ms).map_err(file_error("writing", path));
+        made.map_err(BackupError::from)
+    })
 }
 
 /// What was copied, in a file without a name: it goes with the process.
@@ -240,45 +219,12 @@ fn copy_place<S: Read + Write>(
     Ok(())
 }
 
-fn file_error<'p>(action: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> BackupError + use<'p> {
-    move |source| BackupError::File { action, path: path.to_owned(), source }
-}
-
-/// A new file, in place of one that a process which was killed has left.
-fn make_file(path: &Path) -> Result<File, BackupError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file_error("removing", path)(error)),
-        _ => {}
-    }
-    // Nobody else reads what the password keeps from them.
-    let file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(path);
-    file.map_err(file_error("making", path))
-}
-
-/// Writes the commands, has them on the disk, and gives them their name.
-fn write_file(
-    store: &Store,
-    copies: &Copies<'_>,
-    partial: &Path,
-    path: &Path,
-    now_ms: u64,
-) -> Result<Made, BackupError> {
-    let file = make_file(partial)?;
-    let made = write_commands(store, copies, file, now_ms).map_err(file_error("writing", partial))?;
-    fs::rename(partial, path).map_err(file_error("renaming to", path))?;
-    let folder = parent(path);
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error("syncing", folder))?;
-    Ok(made)
-}
-
-fn write_commands(store: &Store, copies: &Copies<'_>, file: File, now_ms: u64) -> io::Result<Made> {
-    const BUFFER_BYTES: usize = 1 << 20;
-    let mut to = Sealing::begin(BufWriter::with_capacity(BUFFER_BYTES, file))?;
+fn write_commands(store: &Store, copies: &Copies<'_>, to: &mut impl Write, now_ms: u64) -> io::Result<Made> {
+    let mut to = Sealing::begin(to)?;
     let keys = write_store(store, now_ms, &mut to, |wanted| {
         let log = wanted.read_at().map_or(0, |at| at.log);
         copies[usize::from(log)].content.value(wanted)
     })?;
-    let (to, bytes) = to.end(keys)?;
-    to.get_ref().sync_all()?;
+    let (_, bytes) = to.end(keys)?;
     Ok(Made { keys, bytes })
 }

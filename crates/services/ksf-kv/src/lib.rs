@@ -14,6 +14,7 @@
 //!   backup.rs    a backup of a store that is served; commands/backup.rs is the server's side, seal.rs the ends of the file
 //!   load.rs      files with commands, AOFs and snapshots of Redis, checked and sent
 //!   ask.rs       a client that asks one thing after the other
+//!   whole.rs     a file that gets its name when it is whole
 //!   settings.rs  what the server is told when it starts
 //! ```
 #![forbid(unsafe_code)]
@@ -32,6 +33,7 @@ pub mod offline;
 mod seal;
 mod service;
 mod settings;
+pub mod whole;
 
 pub use http::Requests;
 pub use medium::Medium;

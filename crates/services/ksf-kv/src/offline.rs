@@ -16,6 +16,7 @@ use ksf_store::salvage::{Salvaged, salvage as salvage_log};
 use ksf_store::store::Store;
 
 use crate::disk::{Disk, DiskError, recover_error};
+use crate::whole::FileError;
 
 /// A log that is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,9 @@ pub enum OfflineError {
         /// What the system says.
         source: io::Error,
     },
+    /// The file for it cannot be had.
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> OfflineError {

@@ -15,10 +15,10 @@ use ksf::listener::ListenAddr;
 
 use super::{LoadError, Loaded, load};
 use crate::ask::Socket;
-use crate::backup::{parent, with_suffix};
 use crate::disk::{Disk, DiskError, DiskOptions};
 use crate::service::Kv;
 use crate::settings::Settings;
+use crate::whole::{parent, with_suffix};
 
 /// Why nothing was loaded into a folder. It is as it was.
 #[derive(Debug, thiserror::Error)]

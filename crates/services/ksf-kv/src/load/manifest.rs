@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use ksf_proto::resp;
 
 use super::{Fault, LoadError, in_file};
-use crate::backup::parent;
+use crate::whole::parent;
 
 /// What a manifest has at most: Redis writes some hundred bytes.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;

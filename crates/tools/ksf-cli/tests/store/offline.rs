@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use ksf_test::stdout;
+use ksf_test::{stdout, succeeds};
 
 use super::{batches_with_records, connect, kill, start};
 use crate::store::client::command;
-use crate::support::{Folder, first_cpu, run, stderr};
+use crate::support::{Folder, first_cpu, private_network_and_run, run, stderr};
 
 pub(crate) fn tool(words: &[&str], status: i32) -> String {
     let output = run(&[&["store"], words].concat());
@@ -70,6 +70,37 @@ fn a_dump_makes_the_same_store_again() {
             == stdout(&run(&["store", "dump", folder.path("other").to_str().unwrap()])),
         "the stores differ"
     );
+}
+
+/// A dump or a salvage that does not fit leaves neither the file nor a part of it, and one of a damaged store makes none.
+#[test]
+fn a_dump_that_cannot_be_whole_leaves_no_file() {
+    if private_network_and_run().is_none() {
+        return;
+    }
+    let (data, small) = (Path::new("/run/data"), Path::new("/run/small"));
+    let server = start("epoll", data, &["--cpus", &first_cpu()]);
+    let mut client = connect(&server);
+    for key in 0..100 {
+        client.write(&command(&[b"SET", format!("key {key}").as_bytes(), &[b'v'; 12_000]])).unwrap();
+        assert_eq!(client.read().unwrap(), "+OK");
+    }
+    kill(server);
+    fs::create_dir(small).unwrap();
+    succeeds(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small.to_str().unwrap()]);
+    let names = || fs::read_dir(small).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    for how in ["dump", "salvage"] {
+        let said = tool(&[how, data.to_str().unwrap(), "--output", "/run/small/file"], 71);
+        assert!(said.contains("No space left"), "{said}");
+        assert!(names().is_empty(), "{how}: {:?}", names());
+    }
+    let log = data.join("log-000");
+    let mut bytes = fs::read(&log).unwrap();
+    let damaged = batches_with_records(&bytes)[50];
+    bytes[damaged + 70] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    tool(&["dump", data.to_str().unwrap(), "--output", "/run/small/file"], 65);
+    assert!(names().is_empty(), "{:?}", names());
 }
 
 /// Each tool and the start name the file, whose it is and what to do, and change nothing.

@@ -1,8 +1,7 @@
 //! A store looked at, written down and taken up: `ksf store check`, `dump`, `backup`, `salvage`, `load`.
 
-use std::fs::File;
+use std::fs;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,6 +13,8 @@ use ksf_kv::ask::{AskError, Asker, Socket};
 use ksf_kv::backup::{self, BackupError};
 use ksf_kv::load::{self, Checked, Fault, IntoFolderError, LoadError, Loaded};
 use ksf_kv::offline::{self, OfflineError};
+use ksf_kv::whole::{FileError, write_whole};
+use rustix::io::Errno;
 
 use super::memory::half_of_the_machine;
 use super::{LOG_BYTES_MAX, LOG_BYTES_MIN, explain, limits, options, read_password};
@@ -46,7 +47,7 @@ pub(crate) struct DumpArgs {
     /// Folder of the store, which must not be served meanwhile
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     data: PathBuf,
-    /// A new file for the commands [default: stdout]
+    /// A new file for the commands, FILE.partial until it is whole [default: stdout]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     output: Option<PathBuf>,
 }
@@ -78,7 +79,7 @@ pub(crate) struct SalvageArgs {
     /// Folder of the store, which must not be served meanwhile
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     data: PathBuf,
-    /// A new file for the commands [default: stdout]
+    /// A new file for the commands, FILE.partial until it is whole [default: stdout]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     output: Option<PathBuf>,
 }
@@ -112,15 +113,13 @@ impl StoreTool {
         match self {
             StoreTool::Check(CheckArgs { data }) => check(&data),
             StoreTool::Dump(DumpArgs { data, output }) => {
-                let to = &mut open(output.as_deref())?;
-                let keys = offline::dump(&data, now_ms(), to).map_err(failure)?;
+                let keys = write_down(output.as_deref(), |mut to| offline::dump(&data, now_ms(), &mut to))?;
                 say(&format_args!("{}: {keys} keys written down", data.display()));
                 Ok(ExitCode::SUCCESS)
             }
             StoreTool::Backup(args) => make_backup(&args),
             StoreTool::Salvage(SalvageArgs { data, output }) => {
-                let to = &mut open(output.as_deref())?;
-                let (keys, logs) = offline::salvage(&data, now_ms(), to).map_err(failure)?;
+                let (keys, logs) = write_down(output.as_deref(), |mut to| offline::salvage(&data, now_ms(), &mut to))?;
                 for (log, found) in logs.iter().enumerate() {
                     say(&format_args!(
                         "log {log}: {} whole batches with {} records; {} segments cannot be read",
@@ -181,7 +180,7 @@ fn make_backup(args: &BackupArgs) -> Result<ExitCode, Failure> {
         }
         BackupError::Ask(error) => Failure::new(Status::Unavailable, format!("no backup of {from}: {error}")),
         BackupError::Copy(error) => Failure::new(Status::Data, format!("no backup of {from}: {error}")),
-        BackupError::File { action, path, source } => Failure::os(format!("{action} {}", path.display()), &source),
+        BackupError::File(error) => file_failure(&error),
     })?;
     say(&format_args!("{}: {} keys of {from} in {} bytes", file.display(), made.keys, made.bytes));
     Ok(ExitCode::SUCCESS)
@@ -270,13 +269,16 @@ fn folder_failure(error: IntoFolderError) -> Failure {
     }
 }
 
-/// The file for the commands, which is not there yet, or stdout.
-fn open(path: Option<&Path>) -> Result<Box<dyn Write>, Failure> {
-    let Some(path) = path else { return Ok(Box::new(BufWriter::new(io::stdout()))) };
-    // As a backup it has all that the store has, and is for its owner alone.
-    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
-    let file = file.map_err(|error| Failure::os(format!("cannot write to {}", path.display()), &error));
-    Ok(Box::new(BufWriter::new(file?)))
+/// Writes commands to a file that is not there yet, and gets its name when it is whole, or to stdout.
+fn write_down<T>(
+    path: Option<&Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<T, OfflineError>,
+) -> Result<T, Failure> {
+    let Some(path) = path else { return write(&mut BufWriter::new(io::stdout())).map_err(failure) };
+    if fs::symlink_metadata(path).is_ok() {
+        return Err(Failure::os(format!("cannot write to {}", path.display()), &Errno::EXIST.into()));
+    }
+    write_whole(path, |to| write(to)).map_err(failure)
 }
 
 fn now_ms() -> u64 {
@@ -287,5 +289,10 @@ fn failure(error: OfflineError) -> Failure {
     match error {
         OfflineError::Disk(error) => explain(error),
         OfflineError::Io { action, source } => Failure::os(action, &source),
+        OfflineError::File(error) => file_failure(&error),
     }
+}
+
+fn file_failure(FileError { action, path, source }: &FileError) -> Failure {
+    Failure::os(format!("{action} {}", path.display()), source)
 }
