@@ -125,6 +125,47 @@ fn a_whole_header_of_another_log_is_no_empty_place() {
     assert!(matches!(salvage(1, geometry, &medium, |_| {}), Err(RecoverError::Foreign { log: 1, place: 0, .. })));
 }
 
+/// A client chooses the bytes of its values. In a batch that is whole they say nothing of the log, whatever they look like.
+#[test]
+fn a_value_that_looks_like_batches_promises_nothing() {
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: 24 * BLOCK_BYTES as u64 };
+    let mut medium = Medium::new(8, geometry.segment_bytes as usize);
+    let mut log = Log::create(geometry, 0, 8);
+    let value_at = |blocks: std::ops::Range<u64>| {
+        // The headers of the batch and of the record, and the key.
+        let mut value = vec![0; BLOCK_BYTES - 64 - 32 - 8];
+        blocks.for_each(|block| value.extend_from_slice(&batch_at(block)));
+        value
+    };
+    append(&mut log, 1, &value_at(2..5));
+    write_all(&mut log, &mut medium);
+    let first = medium.places.iter().find(|bytes| bytes[4..8] == *b"ksfS").unwrap();
+    assert_eq!(first[2 * BLOCK_BYTES..3 * BLOCK_BYTES], batch_at(2), "it is not at the beginning of a block");
+    let found = Found::read(0, geometry, &medium).unwrap();
+    assert_eq!((found.record_count(), found.end()), (1, log.durable()));
+}
+
+/// A header of the log of that test.
+fn batch_at(block: u64) -> [u8; BLOCK_BYTES] {
+    let header = BatchHeader {
+        store: 5,
+        log: 0,
+        lsn: Lsn(block * BLOCK_BYTES as u64),
+        promised: Lsn(1 << 40),
+        epoch: 0,
+        records: 0,
+        links: 0,
+        body_bytes: 0,
+        body_crc: 0,
+        time_ns: 0,
+        ends_segment: false,
+    };
+    let mut bytes = [0; BLOCK_BYTES];
+    header.encode(&mut bytes);
+    bytes
+}
+
 /// After a loss of power some file systems show zeros where data was written last.
 #[test]
 fn a_tail_of_zeros_is_cut() {

@@ -18,7 +18,7 @@ use std::num::NonZeroUsize;
 use std::vec;
 
 use super::{Content, Found, FoundBatch, FoundSegment, Newest, Places, RecoverError, batch_of, header_at, header_of};
-use crate::format::{BatchHeader, Lsn, Malformed, SegmentHeader, Standing};
+use crate::format::{Batch, BatchHeader, Lsn, Malformed, SegmentHeader, Standing};
 use crate::log::Geometry;
 use crate::threads::try_map_on_threads;
 
@@ -163,11 +163,13 @@ struct Scan {
 
 impl Scan {
     fn of(geometry: Geometry, log: u16, segment: Option<(u64, u32)>, bytes: &[u8]) -> Self {
-        let mut scan = Self { promised_anywhere: promised_in(geometry, log, bytes), ..Self::default() };
+        let (mut scan, mut from) = (Self::default(), 0);
         if let Some((number, epoch)) = segment {
             (scan.epoch, scan.end) = (epoch, geometry.first_batch(number));
             scan.broken = scan.follow(geometry, log, number, bytes).err();
+            from = (scan.end.0 - number * geometry.segment_bytes) as usize;
         }
+        scan.promised_anywhere = scan.promised.max(promised_from(from, geometry, log, bytes));
         scan
     }
 
@@ -263,15 +265,25 @@ impl Found {
     }
 }
 
-/// How far any batch in a place, also one that was left by an earlier segment, says that replies had told of the log.
-fn promised_in(geometry: Geometry, log: u16, place: &[u8]) -> Lsn {
-    let headers = (0..place.len()).step_by(geometry.block_bytes.get()).filter_map(|at| {
-        let header = BatchHeader::decode(&place[at..]).ok()?;
-        let is_ours = (header.store, header.log) == (geometry.store, log);
-        let is_here = header.lsn.0 % geometry.segment_bytes == at as u64;
-        (is_ours && is_here).then_some(header.promised)
-    });
-    headers.max().unwrap_or_default()
+/// How far any batch from an offset in a place on, also one that was left by an earlier segment, says that replies had told of the
+/// log. The body of a whole one is passed by: clients choose the bytes of their values, also such that look like a header.
+fn promised_from(mut at: usize, geometry: Geometry, log: u16, place: &[u8]) -> Lsn {
+    let mut promised = Lsn::default();
+    while let Some(bytes) = place.get(at..).filter(|bytes| !bytes.is_empty()) {
+        let mut passed = geometry.block_bytes.get();
+        let is_ours = |header: &BatchHeader| {
+            let is_here = header.lsn.0 % geometry.segment_bytes == at as u64;
+            (header.store, header.log) == (geometry.store, log) && is_here
+        };
+        if let Some(header) = BatchHeader::decode(bytes).ok().filter(is_ours) {
+            promised = promised.max(header.promised);
+            if Batch::decode(bytes).is_ok() {
+                passed = header.total_bytes(geometry.block_bytes);
+            }
+        }
+        at += passed;
+    }
+    promised
 }
 
 /// Keys of some records, from all over a segment: by them all keys are cut into ranges of about the same size.
