@@ -88,7 +88,7 @@ counters! {
     logs_lost,
     /// Times no slot was free to receive into.
     slots_exhausted,
-    /// Sends that wait because the kernel has no memory for them.
+    /// Tries to send for which the kernel had no memory.
     sends_without_memory,
     /// Datagrams received.
     datagrams_in,

@@ -166,6 +166,7 @@ fn a_slow_reader_misses_nothing_while_tcp_is_short_of_memory() {
             // An io_uring request waits in the kernel where it can, and is refused less often.
             let was_refused = || engine != EngineKind::Epoll || rig.server_counter("sends_without_memory") > 0;
             for round in 0.. {
+                assert!(round < 50 * rounds, "there was memory enough");
                 echo_to_a_slow_reader(&rig, &bytes[round % rounds * 997..][..MESSAGE + round % rounds]);
                 if round >= rounds && was_refused() {
                     break;

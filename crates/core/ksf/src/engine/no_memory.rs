@@ -7,7 +7,7 @@ use crate::env::Env;
 use crate::limits::Time;
 use crate::shard::now;
 
-/// No event tells when the kernel has memory again, so a send is tried again after this time.
+/// No event tells when the kernel has memory again, so sends are tried again by then, those of all connections together.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Connections whose sends are tried again together.
