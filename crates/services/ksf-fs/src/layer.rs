@@ -23,6 +23,7 @@ use crate::groups::Groups;
 use crate::handle::Handle;
 use crate::handle_cache::HandleCache;
 use crate::lane::{Identities, Lane};
+use crate::name_cache::NameCache;
 use crate::ops::{Access, OpenFiles};
 use crate::owed::{Debt, Owed, What};
 use crate::rights::{Question, WhoKeys};
@@ -135,6 +136,7 @@ pub struct Fs {
     pub(crate) attrs: AttrCache,
     pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) handles: HandleCache,
+    pub(crate) names: NameCache,
     pub(crate) groups: Groups,
     pub(crate) uncommitted: Arc<Uncommitted>,
     pub(crate) open_files: Arc<OpenFiles>,
@@ -192,6 +194,7 @@ impl Fs {
             attrs: AttrCache::default(),
             descriptors: Arc::new(Descriptors::new(descriptors_max)),
             handles: HandleCache::default(),
+            names: NameCache::default(),
             groups: Groups::new(options.group_entries_max, Duration::from_secs(options.group_seconds)),
             uncommitted: Arc::new(Uncommitted::new(uncommitted_files_max)),
             open_files: Arc::new(OpenFiles::new(open_files_max)),
@@ -278,6 +281,7 @@ impl Fs {
     pub fn close_idle(&self) -> Owed {
         self.groups.expire(Instant::now());
         self.handles.expire();
+        self.names.expire();
         for export in &self.exports {
             let (id, descriptors, uncommitted) =
                 (export.id(), Arc::clone(&self.descriptors), Arc::clone(&self.uncommitted));

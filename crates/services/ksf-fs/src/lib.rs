@@ -44,6 +44,7 @@ mod lane;
 mod lanes;
 mod layer;
 mod lru;
+mod name_cache;
 mod ops;
 mod owed;
 mod pool;

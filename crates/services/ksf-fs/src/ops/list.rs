@@ -5,16 +5,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, OFlags, RawDir, RawDirEntry, SeekFrom, Statx, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, RawDir, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use crate::attr::{ASKED, Attr, FileType, Found, Seen, Time};
 use crate::credential::Credential;
 use crate::error::{ErrorKind, FsError};
-use crate::export::Export;
+use crate::export::{AccessTimes, Export};
 use crate::handle::Handle;
 use crate::lane::{ENTRIES_BYTES, Lane};
 use crate::layer::{Call, Fs, Node, READ_BIT, describe};
+use crate::name_cache::{Names, RawEntry};
 use crate::rights::{is_settled_at, now};
 use crate::sys;
 
@@ -65,15 +66,9 @@ pub struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// An entry as the kernel returns it, of a folder in this part.
-    pub(super) fn of(raw: &'a RawDirEntry<'_>, fsid: u64) -> Self {
-        Self {
-            name: raw.file_name().to_bytes(),
-            fileid: raw.ino(),
-            fsid,
-            cookie: raw.next_entry_cookie(),
-            file_type: FileType::of(raw.file_type()),
-            found: None,
-        }
+    pub(super) fn of(raw: &RawEntry<'a>, fsid: u64) -> Self {
+        let RawEntry { name, inode, cookie, file_type } = *raw;
+        Self { name: name.to_bytes(), fileid: inode, fsid, cookie, file_type, found: None }
     }
 }
 
@@ -131,14 +126,20 @@ impl Fs {
         if from.cookie != 0 && (is_foreign || i64::try_from(from.cookie).is_err()) {
             return Err(ErrorKind::BadCookie.into());
         }
+        let listing = Listing { fs: self, call: &call, dir, node, detail, begun: now() };
+        if let Some(names) = self.names.get(dir, node.attr.ctime)
+            && let Some(behind) = names.behind(from.cookie)
+        {
+            let eof = lane.as_caller(&call.caller, || listing.run_known(behind, take))??;
+            return Ok(Listed { eof, verifier });
+        }
         let folder = match self.descriptors.take_entries(dir) {
             Some(folder) => folder,
             None => self.reopen(call.export, &node.descriptor, OFlags::RDONLY | OFlags::DIRECTORY)?,
         };
         let mut memory = lane.take_entries();
         let room = if detail == Detail::Handles { DETAILED_BYTES } else { ENTRIES_BYTES };
-        let listing = Listing { fs: self, call: &call, dir, node, folder: &folder, detail, begun: now() };
-        let listed = lane.as_caller(&call.caller, || listing.run(from.cookie, &mut memory[..room], take));
+        let listed = lane.as_caller(&call.caller, || listing.run(&folder, from.cookie, &mut memory[..room], take));
         lane.put_entries(memory);
         let eof = listed??;
         self.descriptors.put_entries(dir, folder);
@@ -152,7 +153,6 @@ struct Listing<'a> {
     call: &'a Call<'a>,
     dir: &'a Handle,
     node: &'a Node,
-    folder: &'a OwnedFd,
     detail: Detail,
     /// Time since 1970.
     begun: Duration,
@@ -162,16 +162,44 @@ impl Listing<'_> {
     /// True at the end of the folder.
     fn run(
         &self,
+        folder: &OwnedFd,
         cookie: u64,
         memory: &mut [MaybeUninit<u8>],
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Result<bool, FsError> {
-        sys::access(self.folder, READ_BIT)?;
-        each_entry(self.folder, cookie, memory, &mut |raw| take(self.entry(raw)))
+        sys::access(folder, READ_BIT)?;
+        let mut names = (cookie == 0 && self.keeps_names()).then(Names::default);
+        let eof = each_entry(folder, cookie, memory, &mut |raw| {
+            names.take_if(|names| !names.push(raw));
+            take(self.entry(raw))
+        })?;
+        if let Some(names) = names.filter(|_| eof) {
+            self.fs.names.keep(self.dir, self.node.attr.ctime, names);
+        }
+        Ok(eof)
     }
 
-    fn entry<'b>(&self, raw: &'b RawDirEntry<'_>) -> Entry<'b> {
-        let name = raw.file_name();
+    /// [`Listing::run`] with names that are known.
+    fn run_known<'b>(
+        &self,
+        mut entries: impl Iterator<Item = RawEntry<'b>>,
+        take: &mut dyn FnMut(Entry<'_>) -> bool,
+    ) -> Result<bool, FsError> {
+        sys::access(&*self.node.descriptor, READ_BIT)?;
+        Ok(entries.all(|raw| take(self.entry(&raw))))
+    }
+
+    /// True if all names that are read now belong to the folder's ctime, and another listing need not change the time of its last
+    /// access.
+    fn keeps_names(&self) -> bool {
+        let export = self.export();
+        export.is_warm()
+            && export.access_times != AccessTimes::Always
+            && is_settled_at(self.node.attr.ctime, self.begun)
+    }
+
+    fn entry<'b>(&self, raw: &RawEntry<'b>) -> Entry<'b> {
+        let name = raw.name;
         // What lies above the root is not part of the export.
         let is_root = name == c".." && self.dir == self.export().root();
         let entry = Entry::of(raw, self.node.attr.fsid);
@@ -185,15 +213,15 @@ impl Listing<'_> {
         Entry { fileid, found, ..entry }
     }
 
-    fn found(&self, raw: &RawDirEntry<'_>, is_root: bool) -> Option<Found> {
-        let name = raw.file_name();
+    fn found(&self, raw: &RawEntry<'_>, is_root: bool) -> Option<Found> {
+        let name = raw.name;
         if is_root || name == c"." {
             return Some(Found { handle: self.dir.clone(), attr: self.node.attr });
         }
         if name == c".." {
             return None;
         }
-        if let Some(found) = self.by_name(raw.ino(), name).ok()? {
+        if let Some(found) = self.by_name(raw.inode, name).ok()? {
             return Some(found);
         }
         // It is not kept open: a long listing would push out all that is in use.
@@ -252,7 +280,7 @@ pub(super) fn each_entry(
     folder: &OwnedFd,
     cookie: u64,
     memory: &mut [MaybeUninit<u8>],
-    take: &mut dyn FnMut(&RawDirEntry<'_>) -> bool,
+    take: &mut dyn FnMut(&RawEntry<'_>) -> bool,
 ) -> Result<bool, FsError> {
     rustix::fs::seek(folder, SeekFrom::Start(cookie)).map_err(|errno| match errno {
         Errno::INVAL => ErrorKind::BadCookie.into(),
@@ -265,7 +293,13 @@ pub(super) fn each_entry(
             Errno::NOENT => ErrorKind::Stale.into(),
             errno => FsError::from(errno),
         })?;
-        if !take(&entry) {
+        let raw = RawEntry {
+            name: entry.file_name(),
+            inode: entry.ino(),
+            cookie: entry.next_entry_cookie(),
+            file_type: FileType::of(entry.file_type()),
+        };
+        if !take(&raw) {
             return Ok(false);
         }
     }
@@ -274,8 +308,12 @@ pub(super) fn each_entry(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use ksf_test::{root_or_skip, wait_until};
+
     use super::*;
-    use crate::common::Served;
+    use crate::common::{Served, root, with_lane};
     use crate::sys::KernelHandle;
 
     #[test]
@@ -307,5 +345,84 @@ mod tests {
             layer.handles.keep(export.id(), stat.stx_ino, (known, other.clone()));
             assert_eq!(listed(), Found { handle: told.clone(), attr: own.attr });
         }
+    }
+
+    fn list_root(
+        served: &Served,
+        lane: &mut Lane,
+        caller: &Credential,
+        from: Cursor,
+    ) -> Result<Vec<(Vec<u8>, u64)>, FsError> {
+        let mut all = Vec::new();
+        let take = &mut |entry: Entry<'_>| {
+            all.push((entry.name.to_vec(), entry.cookie));
+            true
+        };
+        let listed = served.fs.list(lane, caller, served.root(), from, Detail::Handles, take).result?;
+        assert!(listed.eof);
+        Ok(all)
+    }
+
+    /// The ctime of the root, from which on no other change has this one.
+    fn settled(served: &Served, lane: &mut Lane) -> Time {
+        let mut ctime = || served.fs.getattr(lane, served.root()).unwrap().ctime;
+        wait_until("the clock of file systems has gone on", || is_settled_at(ctime(), now()));
+        ctime()
+    }
+
+    #[test]
+    fn names_are_read_once_while_the_folder_stays_and_each_change_is_listed_at_once() {
+        with_lane(|lane, served| {
+            let root = root();
+            let (path, names) = (|name| served.path(name), &served.fs.names);
+            ["one", "two"].iter().for_each(|name| std::fs::write(path(name), "").unwrap());
+            let changes: [&dyn Fn(); 5] = [
+                &|| std::fs::write(path("three"), "").unwrap(),
+                &|| std::fs::rename(path("three"), path("four")).unwrap(),
+                &|| std::fs::hard_link(path("four"), path("five")).unwrap(),
+                &|| std::fs::remove_file(path("one")).unwrap(),
+                &|| std::fs::create_dir(path("six")).unwrap(),
+            ];
+            for change in changes {
+                change();
+                // Not settled, in most rounds.
+                list_root(&served, lane, &root, Cursor::default()).unwrap();
+                let ctime = settled(&served, lane);
+                let all = list_root(&served, lane, &root, Cursor::default()).unwrap();
+                let mut told: Vec<_> = all.iter().map(|(name, _)| String::from_utf8(name.clone()).unwrap()).collect();
+                let mut there: Vec<_> = std::fs::read_dir(path(""))
+                    .unwrap()
+                    .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                    .collect();
+                there.extend([".".into(), "..".into()]);
+                told.sort();
+                there.sort();
+                assert_eq!(told, there);
+                assert!(names.get(served.root(), ctime).is_some());
+                for (at, &(_, cookie)) in all.iter().enumerate() {
+                    let rest = list_root(&served, lane, &root, Cursor { cookie, verifier: 0 }).unwrap();
+                    assert_eq!(rest, all[at + 1..]);
+                }
+                // The next listing does not ask for them.
+                let mut false_names = Names::default();
+                assert!(false_names.push(&RawEntry { name: c"of the cache", inode: 1, cookie: 5, file_type: None }));
+                names.keep(served.root(), ctime, false_names);
+                let known = list_root(&served, lane, &root, Cursor::default()).unwrap();
+                assert_eq!(known, [(b"of the cache".to_vec(), 5)]);
+            }
+        });
+    }
+
+    #[test]
+    fn names_that_are_known_are_for_callers_that_may_read_the_folder() {
+        let Some(()) = root_or_skip("identities") else { return };
+        with_lane(|lane, served| {
+            std::fs::set_permissions(served.path(""), std::fs::Permissions::from_mode(0o711)).unwrap();
+            let ctime = settled(&served, lane);
+            assert_eq!(list_root(&served, lane, &root(), Cursor::default()).unwrap().len(), 2);
+            assert!(served.fs.names.get(served.root(), ctime).is_some());
+            let other = list_root(&served, lane, &Credential::unix(1000, 1000, &[]), Cursor::default());
+            assert_eq!(other.unwrap_err().kind(), ErrorKind::Access);
+        });
     }
 }

@@ -460,7 +460,7 @@ impl Fs {
         let mut memory = lane.take_entries();
         let listed = each_entry(file, cookie, &mut memory, &mut |raw| {
             let entry = Entry::of(raw, own.fsid);
-            take(match raw.file_name() {
+            take(match raw.name {
                 name if is_root && name == c".." => Entry { fileid: export.root_inode, ..entry },
                 name if export.may_have_parts(entry.file_type) => {
                     match self.number_in_part(export, (file, device), name) {
