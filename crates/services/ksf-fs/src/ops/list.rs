@@ -1,6 +1,5 @@
 //! Listing folders.
 
-use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::error::{ErrorKind, FsError};
 use crate::export::{AccessTimes, Export};
 use crate::handle::Handle;
 use crate::lane::{ENTRIES_BYTES, Lane};
-use crate::layer::{Call, Fs, Node, READ_BIT, describe};
+use crate::layer::{Call, EXECUTE_BIT, Fs, Node, READ_BIT, describe};
 use crate::name_cache::{Names, RawEntry};
 use crate::rights::{is_settled_at, now};
 use crate::sys;
@@ -93,25 +92,24 @@ impl Fs {
         detail: Detail,
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Seen<Listed> {
+        let begun = now();
         let node = match self.node(lane, dir) {
             Ok(node) => node,
             Err(error) => return Seen::failed(error),
         };
         let changing = self.attrs.changing(dir);
-        let result = self.list_node(lane, credential, dir, &node, from, detail, take);
+        let result = self.list_node(lane, credential, (dir, &node, begun), from, detail, take);
         drop(changing);
         // Read again: a listing changes the time of the last access.
         let after = self.node(lane, dir).map_or(node.attr, |node| node.attr);
         Seen { after: Some(after), result }
     }
 
-    #[expect(clippy::too_many_arguments)]
     fn list_node(
         &self,
         lane: &mut Lane,
         credential: &Credential,
-        dir: &Handle,
-        node: &Node,
+        (dir, node, begun): (&Handle, &Node, Duration),
         from: Cursor,
         detail: Detail,
         take: &mut dyn FnMut(Entry<'_>) -> bool,
@@ -126,11 +124,16 @@ impl Fs {
         if from.cookie != 0 && (is_foreign || i64::try_from(from.cookie).is_err()) {
             return Err(ErrorKind::BadCookie.into());
         }
-        let listing = Listing { fs: self, call: &call, dir, node, detail, begun: now() };
+        let begin = || {
+            sys::access(&*node.descriptor, READ_BIT)?;
+            let is_of_known = detail == Detail::Handles && call.export.options().exclusive;
+            let knows_attrs = is_of_known && sys::access(&*node.descriptor, EXECUTE_BIT).is_ok();
+            Ok::<_, FsError>(Listing { fs: self, call: &call, dir, node, detail, begun, knows_attrs })
+        };
         if let Some(names) = self.names.get(dir, node.attr.ctime)
             && let Some(behind) = names.behind(from.cookie)
         {
-            let eof = lane.as_caller(&call.caller, || listing.run_known(behind, take))??;
+            let eof = lane.as_caller(&call.caller, || Ok::<_, FsError>(begin()?.run_known(behind, take)))??;
             return Ok(Listed { eof, verifier });
         }
         let folder = match self.descriptors.take_entries(dir) {
@@ -139,7 +142,7 @@ impl Fs {
         };
         let mut memory = lane.take_entries();
         let room = if detail == Detail::Handles { DETAILED_BYTES } else { ENTRIES_BYTES };
-        let listed = lane.as_caller(&call.caller, || listing.run(&folder, from.cookie, &mut memory[..room], take));
+        let listed = lane.as_caller(&call.caller, || begin()?.run(&folder, from.cookie, &mut memory[..room], take));
         lane.put_entries(memory);
         let eof = listed??;
         self.descriptors.put_entries(dir, folder);
@@ -154,8 +157,10 @@ struct Listing<'a> {
     dir: &'a Handle,
     node: &'a Node,
     detail: Detail,
-    /// Time since 1970.
+    /// Time since 1970, before `node` was read.
     begun: Duration,
+    /// Only this server changes the entries, and the caller may look at them.
+    knows_attrs: bool,
 }
 
 impl Listing<'_> {
@@ -167,7 +172,6 @@ impl Listing<'_> {
         memory: &mut [MaybeUninit<u8>],
         take: &mut dyn FnMut(Entry<'_>) -> bool,
     ) -> Result<bool, FsError> {
-        sys::access(folder, READ_BIT)?;
         let mut names = (cookie == 0 && self.keeps_names()).then(Names::default);
         let eof = each_entry(folder, cookie, memory, &mut |raw| {
             names.take_if(|names| !names.push(raw));
@@ -184,9 +188,8 @@ impl Listing<'_> {
         &self,
         mut entries: impl Iterator<Item = RawEntry<'b>>,
         take: &mut dyn FnMut(Entry<'_>) -> bool,
-    ) -> Result<bool, FsError> {
-        sys::access(&*self.node.descriptor, READ_BIT)?;
-        Ok(entries.all(|raw| take(self.entry(&raw))))
+    ) -> bool {
+        entries.all(|raw| take(self.entry(&raw)))
     }
 
     /// True if all names that are read now belong to the folder's ctime, and another listing need not change the time of its last
@@ -221,7 +224,7 @@ impl Listing<'_> {
         if name == c".." {
             return None;
         }
-        if let Some(found) = self.by_name(raw.inode, name).ok()? {
+        if let Some(found) = self.by_name(raw).ok()? {
             return Some(found);
         }
         // It is not kept open: a long listing would push out all that is in use.
@@ -229,25 +232,38 @@ impl Listing<'_> {
         describe(self.export(), &object, Some((self.dir, name))).ok()
     }
 
-    /// Handle and attributes of the object that has a name, with one call of the kernel if the handle is known, else with two. `None`:
-    /// the object must be opened, to see that both are of one object.
+    /// Handle and attributes of the object that has a name, with one call of the kernel if the handle is known, else with two; with none
+    /// for a file of an exclusive export whose attributes are known, too. `None`: the object must be opened, to see that both are of one
+    /// object.
     ///
     /// The name may pass to another inode between the two calls, which its number shows. Only an inode that is new takes the number of
     /// one that is gone: then the handle, asked for first, is stale, as if the object had been removed after the listing.
-    fn by_name(&self, inode: u64, name: &CStr) -> Result<Option<Found>, FsError> {
+    fn by_name(&self, raw: &RawEntry<'_>) -> Result<Option<Found>, FsError> {
+        let RawEntry { name, inode, file_type, .. } = *raw;
         let (export, folder) = (self.export(), &*self.node.descriptor);
-        let found = |handle: Handle, stat: &Statx| {
+        let found = |handle: Handle, attr: Attr| {
             export.learn_listed(&handle, self.dir, name);
-            Ok(Some(Found { handle, attr: Attr::of(stat, export.id(), 0) }))
+            Ok(Some(Found { handle, attr }))
         };
+        let attr_of = |stat: &Statx| Attr::of(stat, export.id(), 0);
         let look = || rustix::fs::statx(folder, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, OF_ENTRY);
         let is_on_mount = |stat: &Statx| i32::try_from(stat.stx_mnt_id) == Ok(export.mount);
         let is_on_device = |stat: &Statx| (stat.stx_dev_major, stat.stx_dev_minor) == export.device;
         if let Some((born, handle)) = self.fs.handles.get(export.id(), inode) {
+            // It had its number before the names were read, and has it still.
+            let may_know = self.knows_attrs && file_type == Some(FileType::Regular) && is_settled_at(born, self.begun);
+            if may_know && let Some(attr) = self.fs.attrs.get(&handle) {
+                return found(handle, attr);
+            }
+            let filling = may_know.then(|| self.fs.attrs.filling(&handle)).flatten();
             let stat = look()?;
             let is_same = (stat.stx_ino, born_at(&stat)) == (inode, Some(born));
             if is_same && is_on_mount(&stat) && is_on_device(&stat) {
-                return found(handle, &stat);
+                let attr = attr_of(&stat);
+                if let Some(filling) = filling {
+                    filling.keep(&handle, &attr);
+                }
+                return found(handle, attr);
             }
         }
         let (kernel, mount) = sys::name_to_handle(folder, name)?;
@@ -262,7 +278,7 @@ impl Listing<'_> {
         if let Some(born) = born_at(&stat).filter(|born| is_settled_at(*born, self.begun)) {
             self.fs.handles.keep(export.id(), stat.stx_ino, (born, handle.clone()));
         }
-        found(handle, &stat)
+        found(handle, attr_of(&stat))
     }
 
     fn export(&self) -> &Export {
@@ -313,7 +329,10 @@ mod tests {
     use ksf_test::{root_or_skip, wait_until};
 
     use super::*;
-    use crate::common::{Served, root, with_lane};
+    use crate::common::{Served, on_lane, root, wait_until_old, with_lane};
+    use crate::credential::Squash;
+    use crate::export::ExportOptions;
+    use crate::ops::Stable;
     use crate::sys::KernelHandle;
 
     #[test]
@@ -423,6 +442,48 @@ mod tests {
             assert!(served.fs.names.get(served.root(), ctime).is_some());
             let other = list_root(&served, lane, &Credential::unix(1000, 1000, &[]), Cursor::default());
             assert_eq!(other.unwrap_err().kind(), ErrorKind::Access);
+        });
+    }
+
+    #[test]
+    fn files_of_an_exclusive_export_are_known_until_this_server_changes_them() {
+        let is_root = root_or_skip("identities").is_some();
+        on_lane(|lane| {
+            let options = ExportOptions { exclusive: true, squash: Squash::None, ..ExportOptions::default() };
+            let served = Served::new(options);
+            let fs = &served.fs;
+            let list = |lane: &mut Lane, caller: &Credential| {
+                let mut found = None;
+                let take = &mut |entry: Entry<'_>| {
+                    found = if entry.name == b"file" { entry.found } else { found.take() };
+                    true
+                };
+                fs.list(lane, caller, served.root(), Cursor::default(), Detail::Handles, take).result.unwrap();
+                found
+            };
+            // The first listing learns the handle, the second the attributes.
+            let known = |lane: &mut Lane| {
+                wait_until_old(&served.path("file"));
+                assert!((0..2).all(|_| list(lane, &root()).is_some()));
+                let hits = fs.counters().attr_hits;
+                let told = list(lane, &root());
+                assert_eq!((&told, fs.counters().attr_hits), (&Some(served.find(lane, "file")), hits + 1));
+                told.unwrap()
+            };
+            let file = served.make(lane, "file").handle;
+            assert_eq!(known(lane).attr.size, 0);
+            fs.write(lane, &root(), &file, 0, b"12345", Stable::Unstable).result.unwrap();
+            assert_eq!(list(lane, &root()).unwrap().attr.size, 5);
+            known(lane);
+            fs.remove(lane, &root(), served.root(), b"file").result.unwrap();
+            assert_eq!(list(lane, &root()), None);
+            served.make(lane, "file");
+            assert_eq!(list(lane, &root()), Some(served.find(lane, "file")));
+            known(lane);
+            if is_root {
+                std::fs::set_permissions(served.path(""), std::fs::Permissions::from_mode(0o744)).unwrap();
+                assert_eq!(list(lane, &Credential::unix(1000, 1000, &[])), None);
+            }
         });
     }
 }
