@@ -1,5 +1,5 @@
-//! No GETATTR on an exclusive export tells older attributes than a reply before it told. On all others the next call sees the changes of
-//! local programs, whether the shard answers or a lane.
+//! No GETATTR or READDIRPLUS on an exclusive export tells older attributes than a reply before it told. On all others the next call
+//! sees the changes of local programs, whether the shard answers or a lane.
 
 use std::collections::HashMap;
 use std::fs;
@@ -46,6 +46,27 @@ fn asked(client: &mut Client, dir: &[u8], name: &str) -> Vec<u8> {
     r.opaque(64).unwrap();
     assert!(r.bool().unwrap());
     without_used(&rest[r.offset()..])
+}
+
+/// What READDIRPLUS tells of an object in a small folder.
+fn listed(client: &mut Client, dir: &[u8], wanted: &str) -> Attr {
+    let rest = client.done(17, &[handle(dir), words(&[0, 0, 0, 0, 4096, 4096])].concat());
+    let mut r = XdrReader::new(&rest);
+    Attr::read_option(&mut r);
+    r.u64().unwrap();
+    while r.bool().unwrap() {
+        r.u64().unwrap();
+        let is_wanted = r.opaque(255).unwrap() == wanted.as_bytes();
+        r.u64().unwrap();
+        let attr = Attr::read_option(&mut r);
+        if r.bool().unwrap() {
+            r.opaque(64).unwrap();
+        }
+        if is_wanted {
+            return attr.unwrap();
+        }
+    }
+    panic!("{wanted} is not listed");
 }
 
 #[test]
@@ -180,10 +201,12 @@ fn attributes_never_go_back_in_time_for_clients_that_talk_to_each_other() {
                             let mut r = XdrReader::new(&rest);
                             r.opaque(64).unwrap();
                             Attr::read_option(&mut r).unwrap()
-                        } else {
+                        } else if choice < 7 {
                             let (status, rest) = client.nfs(1, &handle(file));
                             assert_eq!(status, OK);
                             Attr::read(&mut XdrReader::new(&rest))
+                        } else {
+                            listed(&mut client, &root, &format!("file {object}"))
                         };
                         assert!(
                             attr.ctime >= before.0 && attr.size >= before.1,
