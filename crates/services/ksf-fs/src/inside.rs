@@ -28,6 +28,26 @@ pub(crate) fn open_up(folder: &OwnedFd) -> SysResult<OwnedFd> {
 }
 
 impl Fs {
+    /// The folder above a folder of an export, as `open_up` opens it. `None`: it is the root, with a mount on it.
+    pub(crate) fn above(
+        &self,
+        export: &Export,
+        folder: &OwnedFd,
+        mut open_up: impl FnMut() -> Result<OwnedFd, FsError>,
+    ) -> Result<Option<OwnedFd>, FsError> {
+        match open_up() {
+            Err(error) if error.kind() == ErrorKind::MountPoint => {}
+            above => return above.map(Some),
+        }
+        // The kernel leads to no other folder below a mount than the root.
+        self.check_inside(export, folder)?;
+        // Or the mount was on another folder, and is gone now.
+        match open_up() {
+            Err(error) if error.kind() == ErrorKind::MountPoint => Ok(None),
+            above => above.map(Some),
+        }
+    }
+
     /// Fails with [`ErrorKind::Stale`] unless the root of the export is above the folder, or is it, and with
     /// [`ErrorKind::MountPoint`] if a mount on a folder between the two hides the way up.
     pub(crate) fn check_inside(&self, export: &Export, folder: &OwnedFd) -> Result<(), FsError> {
@@ -197,11 +217,12 @@ mod tests {
     use std::cell::Cell;
     use std::fs::File;
 
-    use ksf_test::root_or_skip;
+    use ksf_test::{own_run_or_skip, root_or_skip, succeeds};
 
     use super::*;
     use crate::common::{Served, on_lane};
     use crate::credential::Identity;
+    use crate::layer::name_error;
 
     thread_local! {
         /// Directories that this thread has opened above others.
@@ -288,6 +309,31 @@ mod tests {
                 assert_eq!(attrs.get(root).is_some(), is_kept, "{uid}");
             }
         });
+    }
+
+    /// A local program takes the mount away before the check.
+    #[test]
+    fn the_folder_below_a_mount_that_goes_is_above_and_not_the_root() {
+        let mounted = || {
+            let Some(()) = own_run_or_skip("mounts of its own") else { return };
+            let served = Served::open_to_all();
+            std::fs::create_dir_all(served.path("a/b")).unwrap();
+            let (path, [a, b]) = (served.path("a"), ["a", "a/b"].map(|name| open(served.path(name).to_str().unwrap())));
+            succeeds(&["mount", "-t", "tmpfs", "tmpfs", path.to_str().unwrap()]);
+            let mut looks = 0;
+            let above = served.fs.above(&served.export, &b, || {
+                let above = open_up(&b).map_err(name_error);
+                looks += 1;
+                if looks == 1 {
+                    succeeds(&["umount", path.to_str().unwrap()]);
+                }
+                above
+            });
+            let above = above.unwrap().expect("it is not the root");
+            assert_eq!((inode(&above), looks), (inode(&a), 2));
+        };
+        std::thread::scope(|scope| scope.spawn(mounted).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
 
     /// Inside and outside, with paths that the kernel tells and with longer ones.

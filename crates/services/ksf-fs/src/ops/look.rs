@@ -3,7 +3,6 @@
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode as Permissions, OFlags, SeekFrom, StatVfs, fstatfs, fstatvfs, openat, seek};
-use rustix::io::Errno;
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
 use crate::attr::{Attr, FileType, Found, Seen};
@@ -113,16 +112,15 @@ impl Fs {
         let call = self.begin(lane, credential, dir, false)?;
         let is_root = dir == call.export.root();
         if name.as_c_str() == c".." && !is_root {
-            let above = lane.as_caller(&call.caller, || self.with_room(call.export, || open_up(&node.descriptor)))?;
-            if above.as_ref().is_err_and(|errno| *errno == Errno::XDEV) {
-                // A mount is on the folder above, which is the root: the kernel leads to no other folder below a mount.
-                self.check_inside(call.export, &node.descriptor)?;
-                let root = call.export.root();
+            let (export, folder) = (call.export, &*node.descriptor);
+            let up =
+                || lane.as_caller(&call.caller, || self.with_room(export, || open_up(folder)))?.map_err(name_error);
+            let Some(above) = self.above(export, folder, up)? else {
+                let root = export.root();
                 return Ok(Found { handle: root.clone(), attr: self.node(lane, root)?.attr });
-            }
-            let above = above.map_err(name_error)?;
-            self.check_inside(call.export, &above)?;
-            return self.found(call.export, above, Mode::Path, None);
+            };
+            self.check_inside(export, &above)?;
+            return self.found(export, above, Mode::Path, None);
         }
         let is_dots = name.as_c_str() == c"." || name.as_c_str() == c"..";
         let looked_for = if is_dots { c"." } else { name.as_c_str() };
