@@ -610,6 +610,11 @@ impl<'a> Order<'a> {
 }
 
 pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError> {
+    Ok(attr_and_device(export, object)?.0)
+}
+
+/// [`attr_of`], and the device on which the object is.
+pub(crate) fn attr_and_device(export: &Export, object: &OwnedFd) -> Result<(Attr, (u32, u32)), FsError> {
     let stat = rustix::fs::statx(object, c"", AtFlags::EMPTY_PATH, ASKED)?;
     let device = (stat.stx_dev_major, stat.stx_dev_minor);
     let part = if device == export.device {
@@ -617,7 +622,7 @@ pub(crate) fn attr_of(export: &Export, object: &OwnedFd) -> Result<Attr, FsError
     } else {
         part_of(device, rustix::fs::fstatvfs(object)?.f_fsid, export.file_system)
     };
-    Ok(Attr::of(&stat, export.id(), part))
+    Ok((Attr::of(&stat, export.id(), part), device))
 }
 
 /// What tells the part of a file system that an object lies in from that of the root, whose id is `root`: its own id, which a

@@ -51,7 +51,7 @@ pub struct Entry<'a> {
     /// a subvolume that of its name; `found` has the one in the subvolume.
     pub fileid: u64,
     /// Export and part of its file system ([`Attr::fsid`]), for `fileid`. [`Fs::list_open`] gives the numbers of the object itself,
-    /// or ones that no object has, if it is a mount or cannot be reached.
+    /// or ones that no object has, if it is a mount.
     pub fsid: u64,
     /// Where a listing goes on behind this entry.
     pub cookie: u64,

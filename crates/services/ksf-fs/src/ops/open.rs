@@ -23,7 +23,7 @@ use crate::export::Export;
 use crate::handle::Handle;
 use crate::inside::{inode, open_up};
 use crate::lane::Lane;
-use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_of, describe, entry_name, name_error};
+use crate::layer::{Fs, INSIDE, WRITE_BIT, attr_and_device, attr_of, describe, entry_name, name_error};
 use crate::ops::Entry;
 use crate::owed::{Debt, Owed, What};
 use crate::shares::{Shares, Slot};
@@ -454,45 +454,60 @@ impl Fs {
         let file = opened.file()?;
         // What lies above the root is not part of the export.
         let is_root = opened.handle == *export.root();
-        let (own, (_, device)) = (attr_of(export, file)?, inode(file)?);
+        let (own, device) = attr_and_device(export, file)?;
         let _changing = self.attrs.changing(&opened.handle);
         let _position = opened.position.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut memory = lane.take_entries();
+        let (mut memory, mut failed) = (lane.take_entries(), None);
         let listed = each_entry(file, cookie, &mut memory, &mut |raw| {
-            let entry = Entry::of(raw, own.fsid);
-            take(match raw.name {
-                name if is_root && name == c".." => Entry { fileid: export.root_inode, ..entry },
-                name if export.may_have_parts(entry.file_type) => {
-                    match self.number_in_part(export, (file, device), name) {
-                        Ok(None) => entry,
-                        Ok(Some((fsid, fileid))) => Entry { fsid, fileid, ..entry },
-                        Err(_) => Entry { fsid: own.fsid ^ u64::from(u32::MAX), ..entry },
+            let (name, entry) = (raw.name, Entry::of(raw, own.fsid));
+            let may_be_elsewhere = name != c"." && export.may_have_parts(entry.file_type);
+            take(match () {
+                () if is_root && name == c".." => Entry { fileid: export.root_inode, ..entry },
+                () if may_be_elsewhere => match self.numbers(export, (file, device), name, &entry) {
+                    Ok((fsid, fileid)) => Entry { fsid, fileid, ..entry },
+                    Err(error) => {
+                        failed = Some(error);
+                        return false;
                     }
-                }
-                _ => entry,
+                },
+                () => entry,
             })
         });
         lane.put_entries(memory);
-        listed
+        failed.map_or(listed, Err)
     }
 
-    /// `fsid` and `fileid` of an entry that lies in another part of the file system than its folder; `None` if it does not. Mounts are
-    /// not crossed: theirs may hang.
-    fn number_in_part(
+    /// `fsid` and `fileid` of the object of an entry, which may lie in another part of the file system than its folder. Mounts are not
+    /// crossed: theirs may hang.
+    fn numbers(
         &self,
         export: &Export,
         (folder, device): (&OwnedFd, (u32, u32)),
         name: &CStr,
-    ) -> Result<Option<(u64, u64)>, FsError> {
-        let object = match name {
-            name if name == c".." => self.with_room(export, || open_up(folder))?,
-            name => self.open_name(export, folder, name)?,
+        entry: &Entry<'_>,
+    ) -> Result<(u64, u64), FsError> {
+        let opened = match name {
+            name if name == c".." => {
+                self.above(export, folder, || self.with_room(export, || open_up(folder)).map_err(name_error))
+            }
+            name => self.open_name(export, folder, name).map(Some),
         };
-        if inode(&object)?.1 == device {
-            return Ok(None);
-        }
-        let attr = attr_of(export, &object)?;
-        Ok(Some((attr.fsid, attr.fileid)))
+        let object = match opened {
+            Ok(object) => object,
+            Err(error) => {
+                return match error.kind() {
+                    // Also `..` of what was moved out of the export. No object has this number.
+                    ErrorKind::MountPoint | ErrorKind::Stale => Ok((entry.fsid ^ u64::from(u32::MAX), entry.fileid)),
+                    // It was removed meanwhile, or a server without root may not search the folder.
+                    ErrorKind::NotFound | ErrorKind::Access => Ok((entry.fsid, entry.fileid)),
+                    _ => Err(error),
+                };
+            }
+        };
+        let object = object.as_ref().unwrap_or(&export.root_descriptor);
+        let (fileid, on) = inode(object)?;
+        let fsid = if on == device { entry.fsid } else { attr_of(export, object)?.fsid };
+        Ok((fsid, fileid))
     }
 }
 
@@ -586,6 +601,51 @@ mod tests {
         assert_eq!(opened(), [Err(libc::EAGAIN); 2]);
         sys::set_lease(&local, libc::F_UNLCK);
         assert_eq!(opened(), [Ok(()); 2]);
+    }
+
+    /// Numbers of two entries of a folder in the root, on a thread to which the kernel refuses to open names with this error.
+    fn numbers_without(errno: Option<Errno>) -> [Result<(u64, u64), FsError>; 2] {
+        let served = Served::open_to_all();
+        std::fs::create_dir_all(served.path("folder/inner")).unwrap();
+        let folder = OwnedFd::from(std::fs::File::open(served.path("folder")).unwrap());
+        let inner = OwnedFd::from(std::fs::File::open(served.path("folder/inner")).unwrap());
+        let (fs, export) = (&served.fs, &served.export);
+        let root = attr_of(export, &export.root_descriptor).unwrap();
+        let device = inode(&folder).unwrap().1;
+        let told = [(c"inner", inode(&inner).unwrap().0), (c"..", root.fileid)].map(|(name, fileid)| {
+            let entry = |fileid| Entry {
+                name: name.to_bytes(),
+                fileid,
+                fsid: root.fsid,
+                cookie: 1,
+                file_type: Some(FileType::Directory),
+                found: None,
+            };
+            (name, entry(fileid + 1), fileid)
+        });
+        let numbers = || {
+            errno.iter().for_each(|errno| sys::refuse_call(libc::SYS_openat2, *errno));
+            told.map(|(name, entry, fileid)| {
+                // How much the number differs from that of the object, by which the entry differs by 1.
+                let (fsid, number) = fs.numbers(export, (&folder, device), name, &entry)?;
+                Ok((fsid ^ root.fsid, number - fileid))
+            })
+        };
+        std::thread::scope(|scope| scope.spawn(numbers).join().unwrap())
+    }
+
+    #[test]
+    fn an_entry_has_a_number_of_its_own_only_if_it_is_a_mount() {
+        let (own, of_entry, of_none) = (Ok((0, 0)), Ok((0, 1)), Ok((u64::from(u32::MAX), 1)));
+        assert_eq!(numbers_without(None), [own, own]);
+        // Below a mount on the root it is above still.
+        assert_eq!(numbers_without(Some(Errno::XDEV)), [of_none, own]);
+        for errno in [Errno::ACCESS, Errno::NOENT] {
+            assert_eq!(numbers_without(Some(errno)), [of_entry, of_entry], "{errno}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
+            assert_eq!(numbers_without(Some(errno)), [Err(errno.into()), Err(errno.into())], "{errno}");
+        }
     }
 
     #[test]
