@@ -112,6 +112,9 @@ impl NfsProgram {
                     object.as_ref().map_or(Some(None), |object| warm.getattr(object).map(Some))
                 };
                 if let (Some(first), Some(second)) = (known(&objects[0]), known(&objects[1])) {
+                    if objects.iter().any(Option::is_some) {
+                        self.core.fs.count_warm();
+                    }
                     self.core.counters.answered(procedure, status, started.elapsed());
                     return reply.results(|out| {
                         put_not_begun(out, procedure, status, [first, second]);

@@ -660,6 +660,8 @@ fn what_the_shard_answers_is_byte_for_byte_what_a_lane_answers() {
         (3, named(&root, "file")),
         (4, [handle(&file), words(&[0x3f])].concat()),
         (4, [handle(&root), words(&[0x1f])].concat()),
+        // Refused, with the attributes of its object.
+        (11, [named(&root, "new"), words(&[1])].concat()),
     ];
     if ksf_test::keeps_absent_names(&place.path("")) {
         args.push((3, named(&root, "missing")));
