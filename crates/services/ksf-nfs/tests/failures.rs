@@ -2,18 +2,19 @@
 //! of the results of failures).
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
 use ksf::engine::EngineKind;
-use ksf_fs::{Account, Clients, ExportOptions, Files, Length};
+use ksf_fs::{Clients, ExportOptions, FileSettings, Files, LaneOptions, Length};
 use ksf_nfs::ExportSettings;
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{is_root, own_run_or_skip, succeeds};
 
-use crate::common::{Attr, Client, LANES, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
+use crate::common::{Attr, Client, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
 use crate::other_client::OtherClient;
 use crate::procedures::arguments;
 
@@ -62,25 +63,23 @@ fn objects(procedure: u32, rest: &[u8]) -> Vec<u64> {
     objects
 }
 
-/// Holds all threads that sync, as hung disks do, until the senders are dropped.
-fn hold_syncs(files: &Files) -> Vec<Sender<()>> {
-    let (left, all_left) = channel();
-    let mut holds = Vec::new();
-    for export in 0..files.fs.exports().len() {
-        for _ in 0..LANES {
-            let (hold, held) = channel();
-            let left = left.clone();
-            // Accounts take turns, so what any other account leaves comes behind these jobs, which take all threads.
-            files.lanes.submit_for(&Account::default(), export, Length::Short, 0, move |lane| {
-                lane.leave(export, 0, move |_| assert!(held.recv().is_err()));
-                left.send(()).unwrap();
-            });
-            holds.push(hold);
-        }
-    }
-    drop(left);
-    assert_eq!(all_left.iter().count(), holds.len());
-    holds
+/// Serves with one thread for operations, and one for syncs.
+fn serve_all(place: &Place, exports: Vec<ExportSettings>) -> Serving {
+    let files = FileSettings { lanes: LaneOptions { threads: 1 }, ..place.files(exports) };
+    place.serve_files(Ipv4Addr::LOCALHOST.into(), EngineKind::Epoll, files)
+}
+
+/// Holds the thread for syncs, as a hung disk does, until the sender is dropped.
+fn hold_syncs(files: &Files) -> Sender<()> {
+    let ((hold, held), (begun, has_begun)) = (channel(), channel());
+    files.lanes.submit(0, Length::Short, 0, move |lane| {
+        lane.leave(0, 0, move |_| {
+            begun.send(()).unwrap();
+            assert!(held.recv().is_err());
+        });
+    });
+    has_begun.recv().unwrap();
+    hold
 }
 
 /// Makes each call with our client and with `nfs3_client`, while no sync ends: only COMMIT waits for one before it fails. Lists all
@@ -89,7 +88,7 @@ fn hold_syncs(files: &Files) -> Vec<Sender<()>> {
 fn assert_fail(serving: &Serving, client: &mut Client, calls: Vec<Call>) {
     let (mut other, mut wrong) = (OtherClient::beside(client), Vec::new());
     for (at, (procedure, args, status, expected)) in calls.into_iter().enumerate() {
-        let _holds = (procedure != COMMIT).then(|| hold_syncs(serving.nfs.files()));
+        let _hold = (procedure != COMMIT).then(|| hold_syncs(serving.nfs.files()));
         let (got, rest) = client.nfs(procedure, &args);
         assert_eq!(got, status, "row {at}, procedure {procedure}");
         let expected = (status, expected);
@@ -167,7 +166,7 @@ fn attributes_follow_each_failure() {
         },
         ExportSettings { clients, ..export(&foreign) },
     ];
-    let serving = place.serve_all(EngineKind::Epoll, exports);
+    let serving = serve_all(&place, exports);
     let (mut client, root) = serving.mount(&place.path(""));
     let [file, folder, link, fifo] = ["file", "folder", "link", "fifo"].map(|name| client.lookup(&root, name));
     let [root_at, file_at, folder_at, link_at, fifo_at] =
@@ -286,7 +285,7 @@ fn attributes_follow_each_refusal_of_the_caller() {
     for (name, mode) in [("", 0o755), ("closed", 0o700), ("open", 0o777), ("file", 0o600)] {
         fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
-    let serving = place.serve();
+    let serving = serve_all(&place, vec![place.export()]);
     let mut client = serving.user(1000, 1000, &[]);
     let root = client.mnt(&place.path("")).unwrap();
     let [closed, open, file] = ["closed", "open", "file"].map(|name| client.lookup(&root, name));
@@ -328,7 +327,7 @@ fn attributes_follow_each_failure_of_the_machine() {
         fs::create_dir(full.join("mounted")).unwrap();
         let managed = place.export_as(ExportOptions { manage_gids: true, ..ExportOptions::default() });
         let exports = vec![managed, ExportSettings { path: full.to_owned(), ..place.export() }];
-        let serving = place.serve_all(EngineKind::Epoll, exports);
+        let serving = serve_all(&place, exports);
         succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/full/mounted"]);
 
         let (root, root_at) = (root_of(&serving, &place.path("")), inode(place.path("")));

@@ -21,7 +21,7 @@ use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::read_record;
 use ksf_test::stream;
 
-pub(crate) use place::{LANES, Place, hold_lanes, server};
+pub(crate) use place::{Place, hold_lanes, server};
 
 pub(crate) const OK: u32 = 0;
 
