@@ -17,6 +17,7 @@ const XATTR_NAME_BYTES_MAX: usize = 255;
 /// Flags of Txattrcreate, as setxattr(2) has them.
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
+const XATTR_CREATE_AND_REPLACE: u32 = XATTR_CREATE | XATTR_REPLACE;
 
 /// What a fid was walked to.
 #[derive(Debug)]
@@ -186,6 +187,7 @@ impl Fids {
             0 => XattrHow::Any,
             XATTR_CREATE => XattrHow::New,
             XATTR_REPLACE => XattrHow::Replace,
+            XATTR_CREATE_AND_REPLACE => XattrHow::NewAndReplace,
             _ => return Err(Errno::INVAL),
         };
         if name.is_empty() || name.len() > XATTR_NAME_BYTES_MAX {

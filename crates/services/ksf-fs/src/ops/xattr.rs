@@ -25,6 +25,8 @@ pub enum XattrHow {
     New,
     /// Another value.
     Replace,
+    /// Nothing and another value: it is never set, and the error is the one of `New` or of `Replace`.
+    NewAndReplace,
 }
 
 /// The object that an attribute is of. What is open may have lost its last name.
@@ -84,6 +86,7 @@ impl Fs {
             XattrHow::Any => XattrFlags::empty(),
             XattrHow::New => XattrFlags::CREATE,
             XattrHow::Replace => XattrFlags::REPLACE,
+            XattrHow::NewAndReplace => XattrFlags::CREATE | XattrFlags::REPLACE,
         };
         self.at_path(lane, credential, object, true, |path| rustix::fs::setxattr(path, name.as_c_str(), value, flags))?;
         self.owe_names(lane, object.handle())
