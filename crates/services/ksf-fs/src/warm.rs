@@ -88,7 +88,7 @@ impl Fs {
 
     /// Cached attributes of an object; makes no system call.
     ///
-    /// Objects of [exclusive](crate::ExportOptions::exclusive) exports are cached from a `getattr` until the next change
+    /// Objects of [exclusive](crate::ExportOptions::exclusive) exports are cached from a `getattr` or a listing until the next change
     /// begins. A call that begins after another operation of this layer has ended never gets older attributes than that
     /// operation returned. An object's allocated bytes (`used`) may lag: file systems allocate blocks at write-back.
     pub(crate) fn known_attr(&self, handle: &Handle) -> Option<Attr> {

@@ -13,6 +13,7 @@ use crate::common::disk::{
 use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
 use crate::failures::inode;
 use crate::other_client::OtherClient;
+use crate::procedures::list;
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_nfs::ExportSettings;
@@ -257,6 +258,40 @@ fn an_xfs_is_served() {
 #[test]
 fn a_btrfs_is_served() {
     is_served("btrfs", (i64::MAX as u64, 65_535));
+}
+
+/// The server knows handles and attributes by inode number, which files of a subvolume have, too.
+#[test]
+fn files_of_a_subvolume_are_listed_as_they_are_looked_up() {
+    with_mounts(|| {
+        let Some(_disk) = other_disk("btrfs", &[]) else { return };
+        let Some(_) = program_or_skip("btrfs") else { return };
+        fs::create_dir(data("")).unwrap();
+        succeeds(&["btrfs", "subvolume", "create", data("volume").to_str().unwrap()]);
+        let place = Place::new();
+        let export = place.export();
+        let options = ExportOptions { exclusive: true, ..export.options };
+        let exports = vec![ExportSettings { path: data(""), options, ..export }];
+        let serving = place.serve_all(EngineKind::Epoll, exports);
+        let (mut client, root) = serving.mount(&data(""));
+        let volume = client.lookup(&root, "volume");
+        // More than one, as the export's own folders have some numbers.
+        for number in 0..8 {
+            [&root, &volume].iter().for_each(|dir| drop(client.create(dir, &number.to_string())));
+        }
+        let hits = || serving.nfs.files().fs_counters().attr_hits;
+        let known = hits();
+        wait_until("files are listed from the cache", || {
+            list(&mut client, &root, true, 8192);
+            hits() >= known + 8
+        });
+        for (name, _, found) in list(&mut client, &volume, true, 8192) {
+            if !name.starts_with('.') {
+                assert_eq!(found.unwrap().1, client.lookup(&volume, &name), "{name}");
+            }
+        }
+        serving.stop();
+    });
 }
 
 /// The kernel answers ENOMEM to open_by_handle_at(2) while the inode's number is given to a new file (iget_locked() of fs/inode.c,

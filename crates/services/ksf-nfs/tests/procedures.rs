@@ -261,7 +261,7 @@ fn folders_links_and_nodes_are_made_and_removed() {
 /// The entries of a folder by READDIR or READDIRPLUS: name, cookie, and with PLUS the attributes and the handle.
 type Listed = (String, u64, Option<(Attr, Vec<u8>)>);
 
-fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<Listed> {
+pub(crate) fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<Listed> {
     let (mut cookie, mut verifier, mut all) = (0, 0, Vec::new());
     loop {
         let mut args = handle(dir);
