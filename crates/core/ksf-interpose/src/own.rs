@@ -1,12 +1,13 @@
 //! Descriptors that a library keeps in a program that knows nothing of them.
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// The numbers of a library's own descriptors, as far as they are below `N`.
+/// The numbers of a library's own descriptors. All of them are below `N`.
 ///
 /// They are high, out of the way of a program that counts on the lowest free number, and closed by `exec`. The program may
 /// close one by a bare system call, or libc may, and then the number is the program's: it must not be closed, or asked
@@ -15,6 +16,8 @@ use rustix::process::{Resource, getrlimit};
 pub struct OwnDescriptors<const N: usize> {
     /// 0: not the library's.
     inodes: [AtomicU64; N],
+    /// None of them is below the complement of this. All zeros, a static takes no room in the file and no memory.
+    not_start: AtomicU32,
     /// All of them are below.
     end: AtomicU32,
 }
@@ -26,27 +29,56 @@ impl<const N: usize> OwnDescriptors<N> {
     /// None.
     #[allow(clippy::new_without_default, reason = "for statics")]
     pub const fn new() -> Self {
-        Self { inodes: [const { AtomicU64::new(0) }; N], end: AtomicU32::new(0) }
+        Self { inodes: [const { AtomicU64::new(0) }; N], not_start: AtomicU32::new(0), end: AtomicU32::new(0) }
     }
 
     /// Takes a descriptor as the library's own: a duplicate under a high number, which is the caller's to keep in its place.
     /// `None`: none is free, and the number itself is noted.
-    pub fn keep(&self, fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    ///
+    /// # Errors
+    ///
+    /// EBADF: the program has closed the number. EMFILE: no number below `N` is free.
+    pub fn keep(&self, fd: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let first = if limit >= FIRST + 256 { FIRST } else { limit - limit / 4 };
-        let high = rustix::io::fcntl_dupfd_cloexec(fd, first as c_int).ok();
-        let number = high.as_ref().map_or(fd.as_raw_fd(), AsRawFd::as_raw_fd);
-        if let Some(inode) = self.inodes.get(number as usize) {
-            self.end.fetch_max(number as u32 + 1, Ordering::Release);
-            inode.store(inode_of(number).unwrap_or(0), Ordering::Release);
+        // Before the number can be seen.
+        self.not_start.fetch_max(!(first as u32), Ordering::Release);
+        loop {
+            let inode = inode_of(fd.as_raw_fd()).ok_or(Errno::BADF)?;
+            let high = match rustix::io::fcntl_dupfd_cloexec(fd, first as c_int) {
+                Ok(high) if (high.as_raw_fd() as usize) < N => high,
+                result => {
+                    // SAFETY: it was just opened. Not by close(2), which a library may define: its caller may hold a lock.
+                    let _ = result.map(|high| unsafe { rustix::io::close(high.into_raw_fd()) });
+                    let number = fd.as_raw_fd();
+                    self.not_start.fetch_max(!(number as u32), Ordering::Release);
+                    return if self.note(number, inode) { Ok(None) } else { Err(Errno::MFILE) };
+                }
+            };
+            if self.note(high.as_raw_fd(), inode) {
+                return Ok(Some(high));
+            }
+            // A thread of the program has closed the number before it was noted, and it may be the program's by now.
+            let _ = high.into_raw_fd();
         }
-        high
     }
 
-    /// False while there never was one.
+    /// False: the number is `N` or more, or stands for another inode.
+    fn note(&self, number: c_int, inode: u64) -> bool {
+        let Some(place) = self.inodes.get(number as usize) else { return false };
+        self.end.fetch_max(number as u32 + 1, Ordering::Release);
+        place.store(inode, Ordering::Release);
+        let is_intact = inode_of(number) == Some(inode);
+        if !is_intact {
+            self.forget(number);
+        }
+        is_intact
+    }
+
+    /// None of them is below. `u32::MAX`: there never was one.
     #[inline]
-    pub fn is_used(&self) -> bool {
-        self.end.load(Ordering::Acquire) != 0
+    pub fn start(&self) -> u32 {
+        !self.not_start.load(Ordering::Acquire)
     }
 
     /// True of a number that [`Self::keep`] has noted: a load and a compare.
@@ -70,7 +102,7 @@ impl<const N: usize> OwnDescriptors<N> {
     /// The library's own from `first` to `last`, both included.
     pub fn within(&self, first: u32, last: u32) -> impl Iterator<Item = c_int> {
         let end = last.saturating_add(1).min(self.end.load(Ordering::Relaxed));
-        (first..end).map(|fd| fd as c_int).filter(|fd| self.has(*fd))
+        (first.max(self.start())..end).map(|fd| fd as c_int).filter(|fd| self.has(*fd))
     }
 
     /// Calls `close` for each range of numbers from `first` to `last` between the library's own, until one call fails: not
@@ -107,9 +139,10 @@ mod tests {
     fn own_descriptors_are_high_known_and_closed_around() {
         static OWN: OwnDescriptors<{ 1 << 16 }> = OwnDescriptors::new();
         let opened = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let [a, b] = [(); 2].map(|()| OWN.keep(opened.as_fd()).unwrap());
+        assert_eq!(OWN.start(), u32::MAX);
+        let [a, b] = [(); 2].map(|()| OWN.keep(opened.as_fd()).unwrap().unwrap());
         let (a, b) = (a.as_raw_fd().min(b.as_raw_fd()), a.as_raw_fd().max(b.as_raw_fd()));
-        assert!(a > 100 && OWN.is_intact(a) && OWN.has(b) && !OWN.has(a - 1));
+        assert!(a > 100 && OWN.start() <= a as u32 && OWN.is_intact(a) && OWN.has(b) && !OWN.has(a - 1));
         let ranges = |first: c_int, last| {
             let mut ranges = Vec::new();
             let add = |from, to| {
@@ -133,5 +166,19 @@ mod tests {
         assert_eq!(ranges(a, a as u32), [(a as u32, a as u32)]);
         OWN.forget(a);
         assert!(!OWN.has(a));
+    }
+
+    #[test]
+    fn a_descriptor_that_cannot_be_noted_is_refused() {
+        static OWN: OwnDescriptors<2> = OwnDescriptors::new();
+        let opened = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(OWN.keep(opened.as_fd()).unwrap_err(), Errno::MFILE);
+        // Without a high number below the bound, a low one is noted itself.
+        assert!(OWN.keep(std::io::stderr().as_fd()).is_err());
+        assert!(OWN.keep(std::io::stdout().as_fd()).unwrap().is_none());
+        assert!(OWN.start() == 1 && OWN.is_intact(1) && !OWN.has(2));
+        // SAFETY: the number is not open, which is what is tested.
+        let closed = unsafe { BorrowedFd::borrow_raw(c_int::MAX) };
+        assert_eq!(OWN.keep(closed).unwrap_err(), Errno::BADF);
     }
 }

@@ -27,8 +27,8 @@ impl Attached {
         Ok(Self {
             group,
             error: AtomicI32::new(0),
-            alarm: keep(writer),
-            alarm_reader: Mutex::new(Some(keep(reader))),
+            alarm: keep(writer)?,
+            alarm_reader: Mutex::new(Some(keep(reader)?)),
             unread: Mutex::default(),
         })
     }

@@ -4,39 +4,60 @@
 
 use std::ffi::c_int;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 
 use ksf_interpose::OwnDescriptors;
+use rustix::io::Errno;
 
-use crate::kcm::Answer;
+use crate::kcm::{Answer, borrow};
+use crate::ownership;
+use crate::signals::{self, Blocked};
 use crate::table::lock;
-use crate::{ownership, signals};
 
-static OWN: OwnDescriptors<{ 1 << 16 }> = OwnDescriptors::new();
+/// The kernel's default for fs.nr_open, above which no number is. Memory that is not used costs nothing.
+const FDS_MAX: usize = 1 << 20;
+
+static OWN: OwnDescriptors<FDS_MAX> = OwnDescriptors::new();
 /// What is noted is what is open, for other threads that hold this.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 /// False while the library never had one: most programs.
 pub(crate) fn is_used() -> bool {
-    OWN.is_used()
+    OWN.start() != u32::MAX
+}
+
+/// True if the number may be one of the library's own, now or soon.
+pub(crate) fn may_be(fd: c_int) -> bool {
+    u32::try_from(fd).is_ok_and(|fd| fd >= OWN.start())
 }
 
 /// Takes a descriptor as the library's own, under a high number.
-pub(crate) fn keep(fd: OwnedFd) -> OwnedFd {
+pub(crate) fn keep(fd: OwnedFd) -> std::io::Result<OwnedFd> {
     let changes = lock(&CHANGES);
     let high = OWN.keep(fd.as_fd());
     drop(changes);
-    high.unwrap_or(fd)
+    if high.as_ref().is_err_and(|error| *error == Errno::BADF) {
+        // The number may be the program's by now.
+        let _ = fd.into_raw_fd();
+        return Err(Errno::BADF.into());
+    }
+    Ok(high?.unwrap_or(fd))
 }
 
 /// Closes one of the library's own, for the library. For the program it is not open (EBADF). None: it is not one of them.
 pub(crate) fn close(fd: c_int) -> Option<Answer<c_int>> {
-    if !OWN.has(fd) || !ownership::is_owner() {
+    if !may_be(fd) || !ownership::is_owner() {
         return None;
     }
     if !signals::is_inside() {
-        return OWN.is_intact(fd).then_some(Err(libc::EBADF));
+        let _blocked = Blocked::all();
+        let _changes = lock(&CHANGES);
+        // A number that is not open may become the library's before libc closes it. One that the program has open may not.
+        return (OWN.is_intact(fd) || borrow(fd).is_none()).then_some(Err(libc::EBADF));
+    }
+    if !OWN.has(fd) {
+        return None;
     }
     let _changes = lock(&CHANGES);
     // Else it is the program's by now.
@@ -55,18 +76,30 @@ fn close_intact(fd: c_int) {
 /// Replaces a number with `real`. The library's own are refused, as the kernel refuses a number that is just being opened
 /// (EBUSY). The caller has signals blocked.
 pub(crate) fn replace(to: c_int, real: impl FnOnce() -> c_int) -> Answer<c_int> {
-    let _changes = lock(&CHANGES);
-    if OWN.is_intact(to) { Err(libc::EBUSY) } else { Ok(real()) }
+    let changes = lock(&CHANGES);
+    if OWN.is_intact(to) {
+        return Err(libc::EBUSY);
+    }
+    // What the program has open cannot become the library's, and to close it may take long.
+    let _changes = borrow(to).is_none().then_some(changes);
+    Ok(real())
 }
 
 /// Closes these, but for the library's own: as `close_range`, 0, or -1 and `errno`. The caller has signals blocked.
 pub(crate) fn close_around(range: &RangeInclusive<c_int>, flags: c_int) -> c_int {
     let last = if *range.end() == c_int::MAX { u32::MAX } else { *range.end() as u32 };
+    // SAFETY: closes what the program wants closed.
+    let close = |first: u32, last: u32| unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int };
+    let (first, start) = (*range.start() as u32, OWN.start());
+    // The library has none there, and to close the program's may take long.
+    if first < start {
+        let result = close(first, last.min(start - 1));
+        if result != 0 || last < start {
+            return result;
+        }
+    }
     let _changes = lock(&CHANGES);
-    OWN.close_around(*range.start() as u32, last, |first, last| {
-        // SAFETY: closes what the program wants closed.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
-    })
+    OWN.close_around(first.max(start), last, close)
 }
 
 /// The right to change them, while no handler can run.

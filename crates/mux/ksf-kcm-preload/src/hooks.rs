@@ -161,7 +161,7 @@ fn close_all(closed: &RangeInclusive<c_int>, flags: c_int) -> Option<c_int> {
 /// Duplicates a descriptor with `real`, which replaces `to`, if that is given.
 fn duplicate(fd: c_int, to: Option<c_int>, real: impl FnOnce() -> c_int) -> c_int {
     let is_known = |fd: c_int| table::may_have(fd);
-    let replaced = to.filter(|to| *to != fd && descriptor::is_used() && ownership::is_owner());
+    let replaced = to.filter(|to| *to != fd && descriptor::may_be(*to) && ownership::is_owner());
     let _blocked = (is_known(fd) || to.is_some_and(is_known) || replaced.is_some()).then(Blocked::all);
     let new = match replaced {
         Some(to) => give(descriptor::replace(to, real)),

@@ -130,7 +130,7 @@ fn publish(socket: KcmSocket, group: Arc<Group>, flags: c_int) -> std::io::Resul
         rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
     }
     ownership::mark(fd.as_fd());
-    let room = keep(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let room = keep(eventfd(0, EventfdFlags::CLOEXEC)?)?;
     let kcm = Arc::new(Kcm { socket, group: Arc::clone(&group), room });
     let mut sockets = lock(&group.sockets);
     sockets.retain(|socket| socket.strong_count() > 0);
@@ -172,7 +172,7 @@ pub(crate) unsafe fn ioctl(kcm: &Arc<Kcm>, request: u64, argument: *mut c_void) 
 }
 
 /// A descriptor of the caller's, if it is open.
-fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
+pub(crate) fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     // SAFETY: fcntl looks at the number only.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return None;
@@ -185,18 +185,13 @@ fn attach(kcm: &Kcm, fd: c_int, program: c_int) -> Answer<c_int> {
     let socket = borrow(fd).ok_or(libc::ENOENT)?;
     borrow(program).ok_or(libc::EBADF)?;
     let program = program::of_descriptor(program)?;
-    let own = keep(socket.try_clone_to_owned().map_err(|error| to_errno(&error))?);
+    let own = socket.try_clone_to_owned().and_then(keep).map_err(|error| to_errno(&error))?;
+    // Before the lock is taken, and dropped after it: its descriptors change hands under another.
+    let attached = Arc::new(Attached::new(Arc::clone(&kcm.group)).map_err(|error| to_errno(&error))?);
     // An error that came between the two would find no connection: it waits until the connection is known.
     let mut connections = lock(&kcm.group.connections);
     connections.retain(|_, attached| attached.strong_count() > 0);
     let connection = kcm.socket.attach(own, program, AttachOptions::default()).map_err(|error| error.errno())?;
-    let attached = match Attached::new(Arc::clone(&kcm.group)) {
-        Ok(attached) => Arc::new(attached),
-        Err(error) => {
-            drop(kcm.socket.unattach(connection));
-            return Err(to_errno(&error));
-        }
-    };
     connections.insert(connection, Arc::downgrade(&attached));
     drop(connections);
     table::insert(fd, Entry::Tcp(attached));

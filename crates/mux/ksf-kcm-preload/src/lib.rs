@@ -7,7 +7,8 @@
 //! O_NONBLOCK, FD_CLOEXEC, dup and event loops work as they do, and close is all that must be noticed.
 //!
 //! Calls to the kernel from here go through rustix, which makes them without libc: a function of libc would come back
-//! to the one defined here. For the same reason no lock is held while `close` is called.
+//! to the one defined here. For the same reason none of the locks that `close` takes, of the table, of epoll sets and of the
+//! library's descriptors, is held while `close` is called.
 //!
 //! The library's own descriptors have high numbers, and the program's calls pass over them ([`descriptor`]). A panic ends the
 //! process at once: the thread may hold a lock.

@@ -7,7 +7,10 @@
 #include <linux/bpf.h>
 #include <linux/kcm.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +19,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +32,7 @@
 		} \
 	} while (0)
 
-enum { CONNECTIONS = 2, FILES = 60, PATIENCE_MS = 60000, NUMBERS = 8192 };
+enum { CONNECTIONS = 2, FILES = 60, PATIENCE_MS = 60000, NUMBERS = 8192, FIRST = 4096, ROUNDS = 300 };
 
 static int program, mux, loop, near[CONNECTIONS], far[CONNECTIONS], files[FILES];
 static char known[NUMBERS];
@@ -57,19 +61,28 @@ static void load(void)
 	program = know(syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr)));
 }
 
-static void connection(int at)
+static void pair(int ends[2])
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(address);
-	struct epoll_event event = { .events = 0 };
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 
 	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
 	CHECK(getsockname(listener, (void *)&address, &length) == 0);
-	far[at] = know(socket(AF_INET, SOCK_STREAM, 0));
-	CHECK(connect(far[at], (void *)&address, length) == 0);
-	near[at] = know(accept(listener, NULL, NULL));
+	ends[1] = know(socket(AF_INET, SOCK_STREAM, 0));
+	CHECK(connect(ends[1], (void *)&address, length) == 0);
+	ends[0] = know(accept(listener, NULL, NULL));
 	close(listener);
+}
+
+static void connection(int at)
+{
+	struct epoll_event event = { .events = 0 };
+	int ends[2];
+
+	pair(ends);
+	near[at] = ends[0];
+	far[at] = ends[1];
 	struct kcm_attach attach = { .fd = near[at], .bpf_fd = program };
 	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
 	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, near[at], &event) == 0);
@@ -234,6 +247,85 @@ static void fork_after_dup(void)
 	CHECK(are_untouched());
 }
 
+static atomic_int ended;
+
+/* A program that closes a range of numbers one by one: to it, none of them is open. */
+static void *close_high_numbers(void *unused)
+{
+	while (!ended)
+		for (int fd = FIRST; fd < FIRST + 64; fd++)
+			CHECK(close(fd) == -1 && errno == EBADF);
+	return unused;
+}
+
+static void attach_while_numbers_are_closed(void)
+{
+	pthread_t closer;
+
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	CHECK(pthread_create(&closer, NULL, close_high_numbers, NULL) == 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		for (int i = 0; i < CONNECTIONS; i++)
+			connection(i);
+		exchange(20);
+		for (int i = 0; i < CONNECTIONS; i++) {
+			close(near[i]);
+			close(far[i]);
+		}
+	}
+	ended = 1;
+	CHECK(pthread_join(closer, NULL) == 0);
+}
+
+static int lingering;
+
+static void *close_lingering(void *way)
+{
+	if (!strcmp(way, "long dup2"))
+		CHECK(dup2(program, lingering) == lingering);
+	else if (!strcmp(way, "long close"))
+		CHECK(close(lingering) == 0);
+	else
+		CHECK(close_range(lingering, lingering, 0) == 0);
+	return NULL;
+}
+
+/* The kernel waits in close, after it has freed or replaced the number, until the peer has got all bytes: others attach
+ * meanwhile. */
+static void attach_during_a_long_close(char *way)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
+	struct stat before, now;
+	char bytes[4096] = { 0 };
+	int ends[2];
+	pthread_t closer;
+
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	pair(ends);
+	CHECK(setsockopt(ends[0], SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
+	while (send(ends[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+		;
+	lingering = ends[0];
+	if (strcmp(way, "long close_range")) {
+		/* Among the numbers of the library. */
+		lingering = know(fcntl(ends[0], F_DUPFD, FIRST + 1000));
+		known[ends[0]] = 0;
+		close(ends[0]);
+	}
+	CHECK(fstat(lingering, &before) == 0);
+	CHECK(pthread_create(&closer, NULL, close_lingering, way) == 0);
+	while (fstat(lingering, &now) == 0 && now.st_ino == before.st_ino)
+		sched_yield();
+	for (int i = 0; i < CONNECTIONS; i++)
+		connection(i);
+	exchange(20);
+	while (recv(ends[1], bytes, sizeof(bytes), 0) > 0)
+		;
+	CHECK(pthread_join(closer, NULL) == 0);
+}
+
 int main(int count, char **arguments)
 {
 	if (count == 2 && !strcmp(arguments[1], "spawned"))
@@ -243,6 +335,10 @@ int main(int count, char **arguments)
 	load();
 	if (!strcmp(arguments[1], "dup"))
 		fork_after_dup();
+	else if (!strcmp(arguments[1], "loop"))
+		attach_while_numbers_are_closed();
+	else if (!strncmp(arguments[1], "long ", 5))
+		attach_during_a_long_close(arguments[1]);
 	else
 		survive(arguments[1], arguments[0]);
 	return 0;

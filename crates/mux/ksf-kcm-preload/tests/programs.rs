@@ -262,6 +262,15 @@ fn a_program_closes_and_replaces_numbers_that_it_does_not_know() {
 }
 
 #[test]
+fn a_program_closes_numbers_while_another_thread_attaches() {
+    own_network();
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);
+    for way in ["loop", "long dup2", "long close", "long close_range"] {
+        run(program.preloaded().arg(way));
+    }
+}
+
+#[test]
 fn fork_after_dup_of_a_connection() {
     own_network();
     let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);

@@ -66,7 +66,7 @@ impl Events {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             waiting: Mutex::default(),
-            ready: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            ready: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?,
             wanted: false.into(),
         })
     }

@@ -26,8 +26,8 @@ pub(crate) struct Pollable {
 impl Pollable {
     /// Readable at first: what came before was announced to no program.
     pub(crate) fn new(connections: &Arc<OwnedFd>) -> std::io::Result<Self> {
-        let set = placed(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let ready = placed(eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let set = placed(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        let ready = placed(eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
         epoll::add(&set, connections, DATA, epoll::EventFlags::empty())?;
         epoll::add(&set, &ready, DATA, epoll::EventFlags::IN)?;
         let connections = Arc::clone(connections);

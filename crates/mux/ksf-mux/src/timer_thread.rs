@@ -76,7 +76,7 @@ impl TimerThread {
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             list: Mutex::default(),
-            changed: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            changed: placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?,
             is_ticking: AtomicBool::new(false),
             leases: AtomicBool::new(false),
             workers: Mutex::default(),

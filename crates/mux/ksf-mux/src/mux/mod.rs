@@ -151,8 +151,8 @@ impl Mux {
 
     /// A multiplexor without connections, and its time limits, for a thread of the caller's to keep. Starts no thread.
     pub(crate) fn without_thread(options: MuxOptions) -> std::io::Result<(Self, MuxTimer)> {
-        let epoll = placed(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let signal = placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = placed(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        let signal = placed(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
         epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         let shared = Arc::new(Shared {
             scheduler: Scheduler::new(&options.class_caps),
