@@ -158,6 +158,7 @@ hooks! {
         if result == 0
             && process().is_some()
             && matches!(c_int::from((*address).sa_family), libc::AF_INET | libc::AF_INET6)
+            && listener::may_listen(fd)
         {
             beside(|entered| listener::bound(entered, fd));
         }
@@ -185,6 +186,10 @@ hooks! {
 
     /// connect(2)
     fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        // The program has bound the source address of a connection. Its next calls are to cost nothing.
+        if table::kind(fd) == DescriptorKind::MayListen {
+            closing(fd);
+        }
         ports::connect(fd, address, length)
     }
 

@@ -46,7 +46,13 @@ pub(crate) fn meet(entered: &Entered, fd: c_int) -> Option<usize> {
         tell_closed(entered);
     }
     let Some(cookie) = found.filter(|_| is_tcp) else {
-        table::set_kind(fd, if is_tcp { DescriptorKind::MayListen } else { DescriptorKind::Foreign });
+        let kind = match is_tcp {
+            true if may_listen(fd) => DescriptorKind::MayListen,
+            // A connection, whose next calls are to cost nothing.
+            true => DescriptorKind::None,
+            false => DescriptorKind::Foreign,
+        };
+        table::set_kind(fd, kind);
         return None;
     };
     let slot = table::find_listener(cookie).or_else(|| table::new_listener(cookie));
@@ -70,31 +76,33 @@ pub(crate) fn listened(entered: &Entered, fd: c_int, backlog: c_int) {
 
 /// A descriptor came in a message from another process. `errno` stays as it is.
 pub(crate) fn received(fd: c_int) {
-    let errno = ksf_interpose::errno::errno();
-    if may_listen(fd)
-        && let Some(entered) = crate::process::enter()
-    {
-        meet(&entered, fd);
+    if may_listen(fd) {
+        let errno = ksf_interpose::errno::errno();
+        if let Some(entered) = crate::process::enter() {
+            meet(&entered, fd);
+        }
+        ksf_interpose::errno::set_errno(errno);
     }
-    ksf_interpose::errno::set_errno(errno);
 }
 
-/// `bind()` was called, with success, for an Internet address. The process that calls `listen()` may be a child: then this
-/// one sees no more of it than a descriptor that it adds to an epoll instance.
+/// `bind()` was called, with success, on a TCP socket that may listen. The process that calls `listen()` may be a child:
+/// then this one sees no more of it than a descriptor that it adds to an epoll instance.
 pub(crate) fn bound(_entered: &Entered, fd: c_int) {
     if matches!(table::kind(fd), DescriptorKind::None | DescriptorKind::Foreign) {
         table::set_kind(fd, DescriptorKind::MayListen);
     }
 }
 
-/// True of a TCP socket that listens, or has no connection: one system call, which changes `errno`.
+/// True of a TCP socket that listens, or has no connection: one system call. `errno` stays as it is.
 pub(crate) fn may_listen(fd: c_int) -> bool {
     /// TCP_CLOSE and TCP_LISTEN (include/net/tcp_states.h).
     const STATES: [u8; 2] = [7, 10];
+    let errno = ksf_interpose::errno::errno();
     let (mut state, mut length) = (0u8, 1);
     // SAFETY: `tcpi_state` is the first byte; the kernel writes no more than the length says.
     let result =
         unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut state).cast(), &mut length) };
+    ksf_interpose::errno::set_errno(errno);
     result == 0 && STATES.contains(&state)
 }
 

@@ -191,6 +191,39 @@ fn a_listener_that_is_taken_out_of_epoll_and_put_back_is_not_asked_each_time() {
     assert!(count(&on, "getsockopt") <= 2 * 2 * PAIRS, "{on:?}");
 }
 
+/// A proxy may bind the source address of its connections, and UDP sockets are bound to receive.
+#[test]
+fn sockets_that_are_bound_and_connected_cost_no_system_call() {
+    let Some(()) = own_network() else { return };
+    let Some(_strace) = program_or_skip("strace") else { return };
+    const SOCKETS: u64 = 64;
+    const FIRST: u64 = 1000;
+    let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    for is_on in [false, true] {
+        let holder = holder_with(|options| options.on = is_on);
+        let mut actors = Actors::start(&holder);
+        // The library is on or off when it has had an answer.
+        let (listener, _) = actors.listener();
+        let epoll = actors.watching(0, listener);
+        actors.zero(0, &format!("proxy {port} {SOCKETS} {FIRST}"));
+        let counted = Counted::start(actors.pid());
+        for fd in FIRST..FIRST + SOCKETS {
+            actors.zero(0, &format!("add {epoll} {fd} 1 7"));
+            actors.zero(0, &format!("mod {epoll} {fd} 5 7"));
+            actors.zero(0, &format!("close {fd}"));
+        }
+        let counts = counted.end();
+        let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+        assert_eq!(count("epoll_ctl"), 2 * SOCKETS, "{counts:?}");
+        // The last call is counted when the next has begun.
+        assert!((SOCKETS - 1..=SOCKETS).contains(&count("close")), "{counts:?}");
+        for name in ["getsockopt", "rt_sigprocmask", "getpid", "fcntl"] {
+            assert_eq!(count(name), 0, "{name}, on: {is_on}: {counts:?}");
+        }
+    }
+}
+
 #[test]
 fn a_holder_that_is_switched_on_later_gives_queues() {
     let Some(()) = own_network() else { return };

@@ -158,6 +158,24 @@ static long connect_to(long address, long port)
 	return connect(fd, (void *)&four, sizeof(four)) == 0 ? fd : -1;
 }
 
+/* TCP and UDP sockets with a source address of the program's choice, connected to a port: under the numbers from first on. */
+static long proxy(long port, long count, long first)
+{
+	struct sockaddr_in peer = { .sin_port = htons(port), .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+
+	for (int fd = first; fd < first + count; fd++) {
+		int made = socket(AF_INET, fd % 2 ? SOCK_DGRAM : SOCK_STREAM, 0);
+
+		if (dup2(made, fd) != fd || close(made) != 0)
+			return -1;
+		errno = UNTOUCHED;
+		if (bind(fd, (void *)&own, sizeof(own)) != 0 || connect(fd, (void *)&peer, sizeof(peer)) != 0)
+			return -1;
+	}
+	return 0;
+}
+
 static long port_of(int fd)
 {
 	struct sockaddr_storage own;
@@ -282,7 +300,9 @@ static void run(int actor, char *line)
 	else if (IS("connect")) {
 		long fd = connect_to(n[0], n[1]);
 		answer_call(actor, fd < 0 ? fd : port_of(fd), errno);
-	} else if (IS("port"))
+	} else if (IS("proxy"))
+		CALL(proxy(n[0], n[1], n[2]));
+	else if (IS("port"))
 		CALL(port_of(n[0]));
 	else if (IS("epoll"))
 		CALL(epoll_create1(EPOLL_CLOEXEC));
