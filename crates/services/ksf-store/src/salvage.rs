@@ -4,6 +4,8 @@
 //! checksums, so it may find what was never acknowledged; and a key that was deleted may be back, where the record that
 //! said so is damaged.
 
+use std::iter;
+
 use crate::format::{Batch, Lsn, Record, Standing};
 use crate::log::Geometry;
 use crate::recover::{Places, RecoverError, header_at};
@@ -23,7 +25,7 @@ pub struct Salvaged {
 ///
 /// # Errors
 ///
-/// [`RecoverError::Foreign`]: every header is of another log or store, so this is not the log.
+/// [`RecoverError::Foreign`]: headers are of another log or store, and nothing is of this one, so this is not the log.
 pub fn salvage(
     log: u16,
     geometry: Geometry,
@@ -63,16 +65,27 @@ pub fn salvage(
             }
         }
     }
-    foreign.filter(|_| !has_header).map_or(Ok(salvaged), Err)
+    foreign.filter(|_| !has_header && salvaged.batches == 0).map_or(Ok(salvaged), Err)
 }
 
-/// Every whole batch in a place that was written for this log and this part of a place.
+/// Every whole batch in a place that was written for this log and this part of a place. The body of one is passed by: clients choose
+/// the bytes of their values, also such that are batches.
 fn batches(log: u16, geometry: Geometry, place: &[u8]) -> impl Iterator<Item = (Lsn, Batch<'_>)> {
-    (0..place.len()).step_by(geometry.block_bytes.get()).filter_map(move |at| {
-        let batch = Batch::decode(&place[at..]).ok()?;
-        let header = &batch.header;
-        let is_here =
-            (header.store, header.log) == (geometry.store, log) && header.lsn.0 % geometry.segment_bytes == at as u64;
-        is_here.then_some((header.lsn, batch))
+    let mut next = 0;
+    iter::from_fn(move || {
+        loop {
+            let (at, bytes) = (next, place.get(next..).filter(|bytes| !bytes.is_empty())?);
+            let is_ours = |Batch { header, .. }: &Batch<'_>| {
+                let is_here = header.lsn.0 % geometry.segment_bytes == at as u64;
+                (header.store, header.log) == (geometry.store, log) && is_here
+            };
+            let batch = Batch::decode(bytes).ok().filter(is_ours);
+            let Some(batch) = batch else {
+                next += geometry.block_bytes.get();
+                continue;
+            };
+            next += batch.header.total_bytes(geometry.block_bytes);
+            return Some((batch.header.lsn, batch));
+        }
     })
 }

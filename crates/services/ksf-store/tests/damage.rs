@@ -9,7 +9,7 @@ use crate::common::Medium;
 use ksf_store::format::{BatchHeader, Lsn, Record, RecordKind, SegmentHeader, Standing};
 use ksf_store::log::{Geometry, Log, News};
 use ksf_store::recover::{Found, RecoverError};
-use ksf_store::salvage::salvage;
+use ksf_store::salvage::{Salvaged, salvage};
 use ksf_test::Random;
 
 const BLOCK_BYTES: usize = 512;
@@ -106,6 +106,7 @@ fn a_whole_header_of_another_log_is_no_empty_place() {
         SegmentHeader { standing: Standing::Cleaned, log: 3, ..header.clone() },
         SegmentHeader { standing: Standing::GivenUp, block_bytes: 4096, ..header },
     ];
+    let header_of_another = others[0].clone();
     let whole = medium.places.clone();
     for (place, other) in (0..).zip(others) {
         let bytes = other.encode();
@@ -123,6 +124,11 @@ fn a_whole_header_of_another_log_is_no_empty_place() {
     }
     // Of a log that is another one nothing is.
     assert!(matches!(salvage(1, geometry, &medium, |_| {}), Err(RecoverError::Foreign { log: 1, place: 0, .. })));
+    // Where the only header that is left is one of another log, batches without a header are those of this one.
+    medium.places.iter_mut().for_each(|place| place[..BLOCK_BYTES].fill(0));
+    medium.put(0, 0, &header_of_another.encode()[..BLOCK_BYTES]);
+    let salvaged = salvage(0, geometry, &medium, |_| {}).unwrap();
+    assert!(salvaged.unreadable == 1 && salvaged.records > 0, "{salvaged:?}");
 }
 
 /// A client chooses the bytes of its values. In a batch that is whole they say nothing of the log, whatever they look like.
@@ -144,6 +150,11 @@ fn a_value_that_looks_like_batches_promises_nothing() {
     assert_eq!(first[2 * BLOCK_BYTES..3 * BLOCK_BYTES], batch_at(2), "it is not at the beginning of a block");
     let found = Found::read(0, geometry, &medium).unwrap();
     assert_eq!((found.record_count(), found.end()), (1, log.durable()));
+    // The last resort takes no batch from there, though these are whole: not even where the header of the segment is gone.
+    let whole = Salvaged { batches: 1, records: 1, unreadable: 0 };
+    assert_eq!(salvage(0, geometry, &medium, |_| {}).unwrap(), whole);
+    medium.places.iter_mut().for_each(|place| place[..BLOCK_BYTES].fill(0));
+    assert_eq!(salvage(0, geometry, &medium, |_| {}).unwrap(), whole);
 }
 
 /// A header of the log of that test.
