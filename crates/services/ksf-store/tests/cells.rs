@@ -379,7 +379,9 @@ impl World {
         self.tell();
         self.crashes += 1;
         self.backup = None;
-        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        for (medium, shard) in self.media.iter_mut().zip(&self.shards) {
+            medium.lose_power(shard.log().promised(), &mut self.random);
+        }
         self.epoch += 1;
         (self.store, self.shards) = open(self.geometry, &mut self.media, &mut self.epoch, Some(&mut self.random));
         self.cleaning = (0..SHARDS).map(|_| None).collect();

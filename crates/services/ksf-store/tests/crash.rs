@@ -58,8 +58,8 @@ impl Power for Medium {
         vec![write]
     }
 
-    fn crash(&mut self, _: &mut Log, random: &mut Random) {
-        self.lose_power(random);
+    fn crash(&mut self, log: &mut Log, random: &mut Random) {
+        self.lose_power(log.promised(), random);
     }
 
     fn recover(geometry: Geometry, media: &mut [Self], epoch: &mut u32, random: &mut Random) -> Vec<Found> {

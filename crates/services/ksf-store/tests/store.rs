@@ -457,7 +457,9 @@ impl World {
         self.count_values();
         self.tell();
         self.crashes += 1;
-        self.media.iter_mut().for_each(|medium| medium.lose_power(&mut self.random));
+        for (medium, shard) in self.media.iter_mut().zip(&self.shards) {
+            medium.lose_power(shard.log().promised(), &mut self.random);
+        }
         self.epoch += 1;
         self.looks.clear();
         self.backup = None;

@@ -1,5 +1,6 @@
 //! A medium that loses power.
 
+use ksf_store::format::Lsn;
 use ksf_store::log::Write;
 use ksf_store::recover::Places;
 use ksf_test::Random;
@@ -12,17 +13,22 @@ pub(crate) struct Medium {
     pub(crate) places: Vec<Vec<u8>>,
     #[allow(dead_code, reason = "not every test has writes under way")]
     pub(crate) under_way: Vec<Write>,
+    /// What its log must reach at every later start, as the superblock has it.
+    #[allow(dead_code, reason = "not every test starts a store")]
+    pub(crate) reached: Lsn,
 }
 
 impl Medium {
     #[allow(dead_code, reason = "not every test needs it")]
     pub(crate) fn new(places: usize, place_bytes: usize) -> Self {
-        Self { places: vec![vec![0; place_bytes]; places], under_way: Vec::new() }
+        Self { places: vec![vec![0; place_bytes]; places], under_way: Vec::new(), reached: Lsn::default() }
     }
 
-    /// The power goes: each sector of a write that is under way is old or new.
+    /// The power goes: each sector of a write that is under way is old or new. Before `promised` nothing is: an orderly end there would
+    /// have written that down.
     #[allow(dead_code, reason = "not every test needs it")]
-    pub(crate) fn lose_power(&mut self, random: &mut Random) {
+    pub(crate) fn lose_power(&mut self, promised: Lsn, random: &mut Random) {
+        self.reached = self.reached.max(promised);
         for write in std::mem::take(&mut self.under_way) {
             self.put_in_part(write.place, write.offset as usize, &write.bytes, random);
         }

@@ -298,7 +298,7 @@ impl PmemMedium {
 
     fn image(&self) -> Medium {
         let place = |place| self.front(place, self.geometry.segment_bytes as usize);
-        Medium { places: (0..self.places).map(place).collect(), under_way: Vec::new() }
+        Medium { places: (0..self.places).map(place).collect(), under_way: Vec::new(), ..Medium::default() }
     }
 }
 

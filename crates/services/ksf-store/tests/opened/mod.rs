@@ -102,6 +102,11 @@ pub(crate) fn recover(
         let read = if is_compared { read_all(geometry, media) } else { Found::read_all(geometry, media, ONE) };
         let mut found = read.unwrap();
         cut_by_links(&mut found).unwrap();
+        for (found, medium) in found.iter().zip(&mut *media) {
+            let (log, reached) = (found.log(), found.reached());
+            assert!(reached >= medium.reached, "log {log} ends at {reached:?}, and was at {:?}", medium.reached);
+            medium.reached = reached;
+        }
         let mut is_cut_off = false;
         for (found, medium) in found.iter_mut().zip(&mut *media) {
             for Repair { place, offset, bytes } in found.repairs(*epoch) {
