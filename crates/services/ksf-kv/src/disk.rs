@@ -372,7 +372,7 @@ impl Disk {
         let mut open = |log, media: &mut Vec<LogFile>| {
             let path = log_path(folder, log);
             let file = own().read(true).write(true).open(&path).and_then(keep_private);
-            let file = whole_log(&path, file, segment_bytes * u64::from(places))?;
+            let file = whole_log(&path, file, segment_bytes * u64::from(places), JOURNAL_BYTES as u64)?;
             let flags = (rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::NOFOLLOW).bits() as i32;
             let open_direct = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path).ok();
             // Of one that is mapped, values are read by its file.
@@ -412,11 +412,12 @@ impl Disk {
             }
             return Err(error);
         }
+        let were_mapped = now.has_journals;
         (now.logs, now.has_journals) = (wanted, medium.is_mapped());
         // What a superblock lost, the logs know: no two starts have one number.
         now.epoch = found.iter().map(Found::epoch).fold(now.epoch, u32::max) + 1;
-        // What was found is on its medium, but for what caches of the CPU have of a log that was mapped.
-        if !medium.is_mapped() {
+        // What was found is on its medium, but for what caches of the CPU have of a log that was mapped, or is.
+        if !were_mapped && !medium.is_mapped() {
             now.reached.iter_mut().zip(&found).for_each(|(reached, found)| *reached = found.reached().0);
         }
         // Not the copy that was read, so that a torn write leaves one.
@@ -448,7 +449,7 @@ impl Disk {
     ///
     /// [`DiskError`].
     pub fn look(folder: &Path) -> Result<Self, DiskError> {
-        let (lock, superblock, media) = Self::files(folder)?;
+        let (lock, superblock, media) = Self::files(folder, JOURNAL_BYTES as u64)?;
         let geometry = superblock.geometry();
         let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let found = find(folder, &superblock, &media, threads)?;
@@ -519,17 +520,18 @@ impl Disk {
         put_superblock(file, superblock, *copy)
     }
 
-    /// What a store's logs have in common, and each log, to be read; the lock is held as long as the first value.
+    /// What a store's logs have in common, and each log, to be read, also if it is too long; the lock is held as long as the first value.
     ///
     /// # Errors
     ///
     /// [`DiskError`]; no log is read.
     pub fn media(folder: &Path) -> Result<(impl Sized + use<>, Geometry, Vec<impl Places + use<>>), DiskError> {
-        let (lock, superblock, media) = Self::files(folder)?;
+        let (lock, superblock, media) = Self::files(folder, u64::MAX)?;
         Ok((lock, superblock.geometry(), media))
     }
 
-    fn files(folder: &Path) -> Result<(Lock, Superblock, Vec<LogFile>), DiskError> {
+    /// `behind_max`: bytes that a file may have behind its log.
+    fn files(folder: &Path, behind_max: u64) -> Result<(Lock, Superblock, Vec<LogFile>), DiskError> {
         let lock_path = folder.join("lock");
         let lock = match own().read(true).open(&lock_path) {
             Ok(lock) => take(lock, folder)?,
@@ -543,7 +545,8 @@ impl Disk {
         let (places, segment_bytes) = (superblock.places, superblock.segment_bytes);
         let open = |log| {
             let path = log_path(folder, log);
-            let file = whole_log(&path, own().read(true).open(&path), segment_bytes * u64::from(places))?;
+            let log_bytes = segment_bytes * u64::from(places);
+            let file = whole_log(&path, own().read(true).open(&path), log_bytes, behind_max)?;
             lock_log(&file, &path, File::try_lock_shared, LATE_WRITES_TIMEOUT)?;
             LogFile::of(file, places, segment_bytes).map_err(io_error("reading", &path))
         };
@@ -571,14 +574,14 @@ fn find(
     Ok(found)
 }
 
-/// The file of a log that is as long as it was made, perhaps with a journal behind.
-fn whole_log(path: &Path, opened: io::Result<File>, log_bytes: u64) -> Result<File, DiskError> {
+/// The file of a log that is as long as it was made, perhaps with some bytes behind: a journal, or what the last resort passes by.
+fn whole_log(path: &Path, opened: io::Result<File>, log_bytes: u64, behind_max: u64) -> Result<File, DiskError> {
     let file = match opened {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoLog(path.to_owned())),
         opened => opened.map_err(io_error("opening", path))?,
     };
     let bytes = file.metadata().map_err(io_error("looking at", path))?.len();
-    if !(log_bytes..=log_bytes + JOURNAL_BYTES as u64).contains(&bytes) {
+    if !(log_bytes..=log_bytes.saturating_add(behind_max)).contains(&bytes) {
         return Err(DiskError::LogLength { path: path.to_owned(), bytes, log_bytes });
     }
     Ok(file)

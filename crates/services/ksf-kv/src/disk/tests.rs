@@ -89,7 +89,7 @@ fn a_header_that_was_torn_comes_from_the_journal() {
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&[0xff; 8], u64::from(place) * segment_bytes + 8).unwrap();
         let torn = fs::read(&path).unwrap();
-        let (lock, _, media) = Disk::files(&folder).unwrap();
+        let (lock, _, media) = Disk::files(&folder, JOURNAL_BYTES as u64).unwrap();
         let mut front = Vec::new();
         media[0].read_front(place, BLOCK_BYTES, &mut front).unwrap();
         assert_eq!(SegmentHeader::decode(&front), Ok(header.clone()));
@@ -273,6 +273,8 @@ fn a_log_that_is_too_long_is_named() {
         let error = told.unwrap_err().to_string();
         assert!(error.contains("log-000") && error.contains("another store"), "{error}");
     }
+    // The last resort takes what it finds in it.
+    assert!(Disk::media(folder.path()).is_ok());
 }
 
 /// A store of a version that wrote down no ends has them from its next start on, also those of a log that nobody writes to.
@@ -310,6 +312,33 @@ fn a_start_writes_down_how_far_each_log_is() {
     assert!(ends[0] > 0 && ends[1] > ends[0], "{ends:?}");
     drop(Disk::open(folder.path(), options).unwrap());
     assert_eq!(reached(), [ends[0], ends[1], 0]);
+}
+
+/// What a log that was mapped has may be in the caches of the CPU alone: neither that start nor the next one relies on it.
+#[test]
+fn a_start_behind_one_that_mapped_its_logs_does_not_write_down_how_far_they_are() {
+    let Some(folder) = ksf_test::Folder::in_memory_or_skip() else { return };
+    let (folder, segment_bytes) = (folder.path(""), 1 << 20);
+    let on = |medium| DiskOptions { segment_bytes, places: 3, medium, ..DiskOptions::default() };
+    let mut disk = Disk::open(&folder, on(Medium::PmemMemory)).unwrap();
+    let mut log = disk.found.remove(0).into_log(disk.epoch);
+    let (kind, key, version) = (RecordKind::Drop, &b"key"[..], 1);
+    let record = Record { kind, version, expires_ms: None, received_ns: None, key, subkey: &[], value: &[] };
+    log.append(&[record], [], |_, _| {}).unwrap();
+    while let Some(write) = log.next_write(1, 0) {
+        disk.mapped[0].write(write.place, write.offset, &write.bytes);
+        disk.mapped[0].commit();
+        log.written(write.id, true, write.bytes, |_| {});
+    }
+    drop(disk);
+    let reached_on = |medium| {
+        drop(Disk::open(&folder, on(medium)).unwrap());
+        read_superblock(&folder).unwrap().unwrap().0.reached[0]
+    };
+    let reached = [Medium::PmemMemory, Medium::Block, Medium::Block, Medium::PmemMemory].map(reached_on);
+    let end = log.durable().0;
+    assert!(end > 0);
+    assert_eq!(reached, [0, 0, end, end]);
 }
 
 /// As by a child that is between fork and exec.
