@@ -23,7 +23,7 @@ use ksf_store::store::{Opening, Store};
 use crate::ask::{AskError, Asker};
 use crate::offline::write_store;
 use crate::seal::Sealing;
-use crate::whole::{FileError, file_error, make_file, with_suffix, write_whole};
+use crate::whole::{FileError, Name, file_error, make_file, with_suffix, write_whole};
 
 /// A backup that is whole and on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub fn backup<S: Read + Write>(asker: &mut Asker<S>, path: &Path, now_ms: u64) -
     // It runs beside the server, which shall not feel it: one thread.
     let opening = Opening::new(epoch + 1, 0, NonZeroUsize::MIN);
     let (store, _) = Store::open(found, &copies, opening).map_err(CopyError::from)?;
-    write_whole(path, |to| {
+    write_whole(path, Name::Any, |to| {
         let made = write_commands(&store, &copies, to, now_ms).map_err(file_error("writing", path));
         made.map_err(BackupError::from)
     })

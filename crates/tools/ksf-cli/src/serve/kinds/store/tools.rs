@@ -13,7 +13,7 @@ use ksf_kv::ask::{AskError, Asker, Socket};
 use ksf_kv::backup::{self, BackupError};
 use ksf_kv::load::{self, Checked, Fault, IntoFolderError, LoadError, Loaded};
 use ksf_kv::offline::{self, OfflineError};
-use ksf_kv::whole::{FileError, write_whole};
+use ksf_kv::whole::{FileError, Name, write_whole};
 use rustix::io::Errno;
 
 use super::memory::half_of_the_machine;
@@ -278,7 +278,7 @@ fn write_down<T>(
     if fs::symlink_metadata(path).is_ok() {
         return Err(Failure::os(format!("cannot write to {}", path.display()), &Errno::EXIST.into()));
     }
-    write_whole(path, |to| write(to)).map_err(failure)
+    write_whole(path, Name::New, |to| write(to)).map_err(failure)
 }
 
 fn now_ms() -> u64 {
