@@ -12,6 +12,7 @@ mod queue;
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -77,6 +78,8 @@ pub struct Kv {
     /// Values that were read for commands, and those of them that were damaged.
     read: AtomicU64,
     damaged: AtomicU64,
+    /// Why the superblock does not have the end of a log, the first time.
+    unrecorded: Mutex<Option<io::Error>>,
     /// Holds the lock of its folder; its logs are with the shards.
     disk: Disk,
 }
@@ -118,6 +121,7 @@ impl Kv {
             ended: AtomicU64::new(0),
             read: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
+            unrecorded: Mutex::new(None),
             disk,
         })
     }
@@ -125,6 +129,16 @@ impl Kv {
     /// What it keeps.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
+    }
+
+    /// Whether the superblock has the end of each log whose shard has stopped. If it has not, the store is whole, and a start
+    /// does not notice that such a log is an older copy.
+    ///
+    /// # Errors
+    ///
+    /// The first one of a write of the superblock; it is told once.
+    pub fn recorded(&self) -> io::Result<()> {
+        self.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
     /// How the caches are flushed, if the logs are mapped.
@@ -584,7 +598,8 @@ impl Service for Kv {
         }
         let (log, end) = (shard.shard.number(), shard.shard.log().promised());
         if let Err(error) = self.disk.ended(log, end) {
-            (self.failed)(&error.to_string());
+            // The copy of the start stays valid, and other shards may still have to write what they acknowledged.
+            self.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
 

@@ -1,6 +1,12 @@
+use ksf::env::Env;
+use ksf::limits::Limits;
+use ksf::pool::{Memory, Pool};
+use ksf::{Service, Turn};
 use ksf_store::format::{Record, RecordKind, SegmentHeader, Standing};
+use ksf_store::store::Clock;
 
 use super::*;
+use crate::{Durability, Kv, Settings};
 
 /// A start that is torn leaves the copy that it read, whatever became of the other one before.
 #[test]
@@ -339,6 +345,28 @@ fn a_start_behind_one_that_mapped_its_logs_does_not_write_down_how_far_they_are(
     let end = log.durable().0;
     assert!(end > 0);
     assert_eq!(reached, [0, 0, end, end]);
+}
+
+/// The superblock of the start stays valid. What the other shards acknowledged and did not write is to be on the disk, too.
+#[test]
+fn a_superblock_that_cannot_be_written_at_the_end_keeps_no_shard_from_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DiskOptions { logs: 2, segment_bytes: 1 << 20, places: 4, ..DiskOptions::default() };
+    let disk = Disk::open(folder.path(), options).unwrap();
+    // A file that is only read.
+    disk.last.as_ref().unwrap().lock().unwrap().file = File::open(folder.path().join("superblock")).unwrap();
+    let settings = Settings { durability: Durability::None, ..Settings::default() };
+    let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
+    let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
+    let shards = [0, 1].map(|_| kv.start(&mut Turn::new(&mut env)).unwrap());
+    for mut shard in shards {
+        let key = format!("of log {}", shard.shard.number()).into_bytes();
+        shard.shard.update(&[&key], Clock::default(), |update| update.set(&key, b"value", None)).unwrap();
+        kv.stop(shard);
+    }
+    assert!(kv.recorded().is_err());
+    drop(kv);
+    assert_eq!(crate::offline::check(folder.path()).unwrap().keys, 2);
 }
 
 /// As by a child that is between fork and exec.

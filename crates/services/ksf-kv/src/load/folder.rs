@@ -128,7 +128,7 @@ fn load_into(
     let loaded = load(files, now_ms, &socket, &socket, answered);
     socket.end();
     drop(socket);
-    server.drain().map_err(io_error("ending the store in", folder))?;
+    server.drain().and_then(|_| service.recorded()).map_err(io_error("ending the store in", folder))?;
     // The lock goes with it.
     drop(service);
     Ok(loaded?)

@@ -5,7 +5,7 @@ mod slots;
 mod tools;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,7 +25,7 @@ use crate::serve::args::{ProcessArgs, ServerArgs};
 use crate::serve::kind::{ServiceKind, Single};
 use crate::serve::launch::Launch;
 use crate::serve::limits::help_of;
-use crate::serve::running::Running;
+use crate::serve::running::{Running, State};
 use crate::toml_file::{Mistake, Table};
 
 /// Port of Redis.
@@ -221,9 +221,27 @@ impl ServiceKind for Store {
             memory_bytes_max,
             part.unwrap_or_default(),
         );
-        let mut running = launch.serve_on_shards(Arc::new(kv))?.start(())?;
+        let kv = Arc::new(kv);
+        let mut running = launch.serve_on_shards(Arc::clone(&kv))?.start(Serving { kv, folder: self.data.clone() })?;
         running.ready.insert(0, line);
         Ok(running)
+    }
+}
+
+/// A store that is served.
+struct Serving {
+    kv: Arc<Kv>,
+    folder: PathBuf,
+}
+
+impl State for Serving {
+    fn stop(self: Box<Self>) -> io::Result<()> {
+        let superblock = self.folder.join("superblock");
+        let explain = |error: io::Error| {
+            let why = format!("writing the ends of the logs to {}: {error}; the store is whole", superblock.display());
+            io::Error::new(error.kind(), why)
+        };
+        self.kv.recorded().map_err(explain)
     }
 }
 
