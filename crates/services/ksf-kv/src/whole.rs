@@ -83,10 +83,11 @@ fn rename(from: &Path, to: &Path, name: Name) -> io::Result<()> {
 /// A new file, in place of one that a process which was killed has left. It is locked until it is closed: nobody else takes its name.
 pub(crate) fn make_file(path: &Path) -> Result<File, FileError> {
     let mut options = OpenOptions::new();
-    options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    // NFS locks only a file that is open for writing.
+    options.read(true).write(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     loop {
         // Nobody else reads what the password keeps from them.
-        let (file, is_new) = match options.clone().write(true).create_new(true).mode(0o600).open(path) {
+        let (file, is_new) = match options.clone().create_new(true).mode(0o600).open(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match options.open(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 left => (left.map_err(file_error("opening", path))?, false),
