@@ -157,13 +157,52 @@ fn a_value_that_looks_like_batches_promises_nothing() {
     assert_eq!(salvage(0, geometry, &medium, |_| {}).unwrap(), whole);
 }
 
-/// A header of the log of that test.
+/// No log writes a batch that promises what is behind its begin, or one of a later segment than that of its place: such bytes are what is
+/// left of a value.
+#[test]
+fn remains_that_no_log_wrote_promise_nothing() {
+    let block_bytes = NonZeroUsize::new(BLOCK_BYTES).unwrap();
+    let geometry = Geometry { store: 5, block_bytes, segment_bytes: 24 * BLOCK_BYTES as u64 };
+    let mut medium = Medium::new(8, geometry.segment_bytes as usize);
+    let mut log = Log::create(geometry, 0, 8);
+    for number in 0..4 {
+        append(&mut log, number, &[number as u8; 5 * BLOCK_BYTES]);
+        write_all(&mut log, &mut medium);
+    }
+    let end = log.durable();
+    assert_eq!(geometry.segment_of(end), 1);
+    let place_of = |number| {
+        let is_it = |bytes: &Vec<u8>| SegmentHeader::decode(bytes).is_ok_and(|header| header.number == number);
+        medium.places.iter().position(is_it).unwrap() as u32
+    };
+    let (first, last, last_block) = (place_of(0), place_of(1), 23);
+    for (place, header) in [
+        (first, batch_at(last_block)),
+        (last, batch_at(24 + last_block)),
+        (last, batch_with(100 * 24 + last_block, 100 * 24)),
+        (first, batch_with(24 + last_block, 24 + last_block)),
+    ] {
+        medium.put(place, last_block as usize * BLOCK_BYTES, &header);
+        let found = opened::read_all(geometry, std::slice::from_ref(&medium)).unwrap().remove(0);
+        assert_eq!((found.record_count(), found.end()), (4, end));
+        medium.put(place, last_block as usize * BLOCK_BYTES, &[0; BLOCK_BYTES]);
+    }
+    // One of its own segment may be what is left behind damage.
+    medium.put(last, last_block as usize * BLOCK_BYTES, &batch_with(24 + last_block, 24 + last_block));
+    assert!(matches!(numbers(geometry, &medium), Err(RecoverError::Damaged { .. })));
+}
+
+/// A header of the log of these tests.
 fn batch_at(block: u64) -> [u8; BLOCK_BYTES] {
+    batch_with(block, 1 << 31)
+}
+
+fn batch_with(block: u64, promised_block: u64) -> [u8; BLOCK_BYTES] {
     let header = BatchHeader {
         store: 5,
         log: 0,
         lsn: Lsn(block * BLOCK_BYTES as u64),
-        promised: Lsn(1 << 40),
+        promised: Lsn(promised_block * BLOCK_BYTES as u64),
         epoch: 0,
         records: 0,
         links: 0,

@@ -169,7 +169,8 @@ impl Scan {
             scan.broken = scan.follow(geometry, log, number, bytes).err();
             from = (scan.end.0 - number * geometry.segment_bytes) as usize;
         }
-        scan.promised_anywhere = scan.promised.max(promised_from(from, geometry, log, bytes));
+        let number = segment.map(|(number, _)| number);
+        scan.promised_anywhere = scan.promised.max(promised_from(from, number, geometry, log, bytes));
         scan
     }
 
@@ -266,14 +267,19 @@ impl Found {
 }
 
 /// How far any batch from an offset in a place on, also one that was left by an earlier segment, says that replies had told of the
-/// log. The body of a whole one is passed by: clients choose the bytes of their values, also such that look like a header.
-fn promised_from(mut at: usize, geometry: Geometry, log: u16, place: &[u8]) -> Lsn {
+/// log. The body of a whole one is passed by: clients choose the bytes of their values, also such that look like a header. So are headers
+/// that no log writes: of a batch before what it promises, and in the place of the segment `number` of a later one.
+fn promised_from(mut at: usize, number: Option<u64>, geometry: Geometry, log: u16, place: &[u8]) -> Lsn {
     let mut promised = Lsn::default();
     while let Some(bytes) = place.get(at..).filter(|bytes| !bytes.is_empty()) {
         let mut passed = geometry.block_bytes.get();
         let is_ours = |header: &BatchHeader| {
             let is_here = header.lsn.0 % geometry.segment_bytes == at as u64;
-            (header.store, header.log) == (geometry.store, log) && is_here
+            let is_possible = number.is_none_or(|number| geometry.segment_of(header.lsn) <= number);
+            (header.store, header.log) == (geometry.store, log)
+                && is_here
+                && is_possible
+                && header.promised <= header.lsn
         };
         if let Some(header) = BatchHeader::decode(bytes).ok().filter(is_ours) {
             promised = promised.max(header.promised);

@@ -39,7 +39,7 @@ pub(crate) fn read(log: u16, geometry: Geometry, medium: &Medium) -> Result<Verd
             return Err(RecoverError::Foreign { log, place, ours: geometry, header: Box::new(header) });
         }
         let Some(header) = header.filter(|header| header.number < u64::MAX / geometry.segment_bytes - 1) else {
-            reader.promised = reader.promised.max(reader.promised_in(bytes));
+            reader.promised = reader.promised.max(reader.promised_in(bytes, u64::MAX));
             continue;
         };
         if header.standing != Standing::Cleaned && (header.epoch, header.number) >= (newest.0, newest.1) {
@@ -58,7 +58,8 @@ pub(crate) fn read(log: u16, geometry: Geometry, medium: &Medium) -> Result<Verd
     }
     let named = newest.2.unwrap_or_default();
     let missing = named.into_iter().find(|number| !segments.contains_key(number) && !erased.contains(number));
-    let places = segments.values().map(|(place, _)| reader.promised_in(&medium.places[*place as usize]));
+    let places =
+        segments.iter().map(|(number, (place, _))| reader.promised_in(&medium.places[*place as usize], *number));
     let promised_anywhere = places.fold(reader.promised, Lsn::max);
     let (last, mut broken) = (segments.keys().next_back().copied(), None);
     for (number, (place, header)) in &segments {
@@ -107,12 +108,15 @@ impl Reader {
             && (header.segment_bytes, header.block_bytes as usize) == (segment_bytes, block_bytes.get())
     }
 
-    fn promised_in(&self, place: &[u8]) -> Lsn {
+    /// What batches of segments up to `last` say.
+    fn promised_in(&self, place: &[u8], last: u64) -> Lsn {
         let mut promised = Lsn(0);
         for at in (0..place.len()).step_by(self.geometry.block_bytes.get()) {
             if let Ok(header) = BatchHeader::decode(&place[at..])
                 && (header.store, header.log) == (self.geometry.store, self.log)
                 && header.lsn.0 % self.geometry.segment_bytes == at as u64
+                && header.lsn.0 / self.geometry.segment_bytes <= last
+                && header.promised <= header.lsn
             {
                 promised = promised.max(header.promised);
             }
