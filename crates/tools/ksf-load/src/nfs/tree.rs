@@ -1,5 +1,6 @@
 //! The files that calls are about: made before a measurement and removed after it, by a client that asks one thing at a time.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -76,7 +77,7 @@ impl<'a> Caller<'a> {
                 Ok(stream) => {
                     let ready = stream.set_read_timeout(Some(place.timeout)).and_then(|()| stream.set_nodelay(true));
                     ready.map_err(|error| LoadError::system("cannot set up a connection", error))?;
-                    return Ok(Self { stream, place, program, xid: 1 });
+                    return Ok(Self { stream, place, program, xid: any_xid() });
                 }
                 Err(error) => reasons.push(format!("{address}: {error}")),
             }
@@ -128,6 +129,12 @@ impl<'a> Caller<'a> {
             }
         }
     }
+}
+
+/// An xid to begin with. From a fixed one on, a server may take a call for one that a connection of the measurement has sent, repeated over
+/// a new connection: it returns that one's reply then, and executes nothing.
+fn any_xid() -> u32 {
+    RandomState::new().hash_one(()) as u32
 }
 
 pub(super) fn told(wrong: Wrong) -> io::Error {
