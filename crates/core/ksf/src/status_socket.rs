@@ -26,6 +26,8 @@ use crate::threads;
 
 /// Clients at a time; one more ends the oldest.
 const CLIENTS_MAX: usize = 64;
+/// When to look for a descriptor again, where there was none for a client.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Bytes of a question.
 const QUESTION_BYTES_MAX: usize = 4096;
 /// Bytes of an answer that a client takes.
@@ -47,6 +49,8 @@ pub struct StatusSocket {
     epoll: OwnedFd,
     clients: BTreeMap<u64, Client>,
     next: u64,
+    /// There was no descriptor for a client that waits.
+    refused: bool,
 }
 
 /// The number of the listening socket among the events; clients count on from here.
@@ -127,10 +131,11 @@ impl StatusSocket {
         made_folder: Option<PathBuf>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // By edges: where no descriptor is left, a client that waits is served with the next that comes, and the server does
-        // not spin.
+        // By edges: where no descriptor is left, the server does not spin. A client that waits is served with the next that comes,
+        // and on a thread of its own a little later.
         epoll::add(&epoll, &socket, EventData::new_u64(LISTENER), EventFlags::IN | EventFlags::ET)?;
-        Ok(Self { path, folder, name, made_folder, socket, epoll, clients: BTreeMap::new(), next: LISTENER + 1 })
+        let (clients, next) = (BTreeMap::new(), LISTENER + 1);
+        Ok(Self { path, folder, name, made_folder, socket, epoll, clients, next, refused: false })
     }
 
     /// Where it listens.
@@ -160,9 +165,12 @@ impl StatusSocket {
         let work = move || {
             loop {
                 let mut both = [PollFd::new(&*told, PollFlags::IN), PollFd::new(&self, PollFlags::IN)];
-                let waited = poll(&mut both, None);
+                let waited = poll(&mut both, self.refused.then_some(&AGAIN));
                 if both[0].revents().contains(PollFlags::IN) || waited.is_err_and(|error| error != Errno::INTR) {
                     return;
+                }
+                if self.refused {
+                    self.accept();
                 }
                 self.serve(&mut answer);
             }
@@ -173,7 +181,11 @@ impl StatusSocket {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = rustix::net::accept_with(&self.socket, flags) {
+        loop {
+            let accepted = rustix::net::accept_with(&self.socket, flags);
+            // A flood of connections may take all descriptors for a moment.
+            self.refused = matches!(accepted, Err(Errno::MFILE | Errno::NFILE));
+            let Ok(socket) = accepted else { return };
             if self.clients.len() >= CLIENTS_MAX {
                 self.clients.pop_first();
             }
