@@ -573,6 +573,24 @@ static const char *received_by_peer(int fd)
 	return length < 0 ? strerrorname_np(errno) : text("%zd", length);
 }
 
+/* Waits until the peers of so many connections have so many bytes to read, all together. */
+static void wait_for_bytes(const struct tcp *tcp, int count, int bytes)
+{
+	for (int ms = 0; ms < COMES_MS; ms++) {
+		int all = 0;
+
+		for (int i = 0; i < count; i++) {
+			int there = 0;
+
+			ioctl(tcp[i].far, FIONREAD, &there);
+			all += there;
+		}
+		if (all >= bytes)
+			return;
+		sleep_ms(1);
+	}
+}
+
 static void send_rules(int type, const char *name)
 {
 	int mux = kcm(type);
@@ -611,6 +629,7 @@ static void send_many(void)
 		headers[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1, .msg_flags = MSG_EOR };
 	}
 	int sent = sendmmsg(mux, headers, 2, MSG_DONTWAIT);
+	wait_for_bytes(tcp, 2, 21);
 	const char *first = received_by_peer(tcp[0].far);
 	row("SEQPACKET, sendmmsg of 10 and 11 with MSG_EOR in each", "%d sent; connections: %s, %s", sent, first,
 	    received_by_peer(tcp[1].far));
@@ -631,7 +650,7 @@ static void send_steering(int flags, const char *name)
 		send_message(mux, 10, 'a', i < 15 ? flags : 0);
 		sleep_ms(5);
 	}
-	sleep_ms(QUIET_MS);
+	wait_for_bytes(tcp, 4, 160);
 	for (int i = 0; i < 4; i++)
 		counts[i] = recv(tcp[i].far, bytes, sizeof(bytes), MSG_DONTWAIT) / 10;
 	row(text("16 messages over four connections, %s", name), "%d %d %d %d", counts[0], counts[1], counts[2], counts[3]);
