@@ -347,8 +347,8 @@ impl Bench {
 
     fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
         for sample in &samples {
-            if let Some(error) = &sample.error {
-                eprintln!("bench: {} {} failed: {error}", sample.case, sample.contestant);
+            if let Some(failure) = sample.failure() {
+                eprintln!("bench: failed: {failure}");
             }
         }
         self.results.keep(row, step, samples)
@@ -357,9 +357,10 @@ impl Bench {
     /// Fails if something did not run.
     fn finish(self) -> Result<()> {
         let raw = self.results.raw();
-        let failed = raw.samples.iter().filter(|sample| sample.error.is_some()).count();
-        if failed > 0 {
-            bail!("{failed} of {} measurements failed (messages above)", raw.samples.len());
+        // Once more, at the end: what is above may be far above, or cut from a log.
+        let failed: Vec<String> = raw.samples.iter().filter_map(Sample::failure).collect();
+        if !failed.is_empty() {
+            bail!("{} of {} measurements failed:\n  {}", failed.len(), raw.samples.len(), failed.join("\n  "));
         }
         if self.smoke {
             let skipped: Vec<&str> = raw.groups.iter().flat_map(|group| &group.skipped).map(String::as_str).collect();

@@ -104,6 +104,12 @@ impl Group {
 }
 
 impl Sample {
+    /// The case, the contestant, the placement and the reason of a measurement that failed.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let error = self.error.as_ref()?;
+        Some(format!("{}, {}, {}: {error}", self.case, self.contestant, self.placement))
+    }
+
     /// A measurement that is yet to be made.
     pub(crate) fn new(case: &Case, contestant: Contestant, placement: Placement, round: u32) -> Sample {
         Sample {
