@@ -187,7 +187,7 @@ fn from_rescue(call: Call, slot: usize, instance: &Instance, entry: &Entry, hint
             if let Some(last) = listener.stolen.take() {
                 descriptor::release(last);
             }
-            listener.stolen.store(descriptor::keep(queue));
+            listener.stolen.store(descriptor::keep(queue).ok());
         }
         let Some(queue) = listener.stolen.load() else { continue };
         let result = call.of_uncancelled(queue);

@@ -4,7 +4,7 @@
 //! `exec`; `close()` says that they are not open, because the program does not know of them.
 
 use std::ffi::{c_int, c_uint};
-use std::os::fd::{AsFd as _, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 
 use ksf_interpose::OwnDescriptors;
 use rustix::io::Errno;
@@ -19,18 +19,15 @@ pub(crate) fn borrow<'a>(fd: c_int) -> BorrowedFd<'a> {
 
 static OWN: OwnDescriptors<FDS_MAX> = OwnDescriptors::new();
 
-/// Takes a descriptor as the library's own, under a high number. None: no number of the table is free, or the program has
-/// closed it.
-pub(crate) fn keep(fd: OwnedFd) -> Option<c_int> {
-    let kept = OWN.keep(fd.as_fd());
-    if kept.as_ref().is_err_and(|error| *error == Errno::BADF) {
-        // The number may be the program's by now.
-        let _ = fd.into_raw_fd();
-        return None;
-    }
-    let fd = kept.ok()?.unwrap_or(fd).into_raw_fd();
+/// Takes a descriptor as the library's own, under a high number.
+///
+/// # Errors
+///
+/// EMFILE: no number of the table is free. EBADF: the program has closed it.
+pub(crate) fn keep(fd: OwnedFd) -> Result<c_int, Errno> {
+    let fd = OWN.keep(fd)?.into_raw_fd();
     table::set_kind(fd, DescriptorKind::Own);
-    Some(fd)
+    Ok(fd)
 }
 
 /// True if the number is still what `keep` made it. If not, it is marked as the program's.
@@ -70,7 +67,7 @@ pub(crate) fn close_range_around(first: c_uint, last: c_uint, flags: c_int) -> c
 /// Gives a number of the library's own to the program, which is about to `dup2()` onto it.
 pub(crate) fn make_room(fd: c_int) {
     let Ok(elsewhere) = rustix::io::fcntl_dupfd_cloexec(borrow(fd), fd + 1) else { return };
-    let Some(new) = keep(elsewhere) else { return };
+    let Ok(new) = keep(elsewhere) else { return };
     crate::worker::moved(fd, new);
     release(fd);
 }

@@ -85,7 +85,7 @@ fn signalfd(signals: u64) -> Option<c_int> {
     if let Some(fd) = known() {
         return Some(fd);
     }
-    let fd = descriptor::keep(Signals(signals).watch().ok()?)?;
+    let fd = descriptor::keep(Signals(signals).watch().ok()?).ok()?;
     if let Some(last) = FD.load() {
         descriptor::release(last);
     }

@@ -178,7 +178,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     }
     // A program that uses SO_REUSEPORT itself: its own listener is the queue, and may be handed back as such.
     let queue = queue.filter(|queue| cookie_of(queue) != Some(listener.cookie.load(Ordering::Relaxed)));
-    let queue = queue.map(descriptor::keep);
+    let queue = queue.map(|queue| descriptor::keep(queue).ok());
     if queue == Some(None) {
         return false;
     }
@@ -187,7 +187,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     instance.cpu.store(cpu.saturating_add(1).max(0), Ordering::Relaxed);
     instance.worker.store(worker + 1, Ordering::Release);
     entry.queue.store(queue.flatten());
-    entry.rescue.store(rescue.and_then(descriptor::keep));
+    entry.rescue.store(rescue.and_then(|rescue| descriptor::keep(rescue).ok()));
     entry.stage.store(ENTRY_JOINED, Ordering::Release);
     true
 }
@@ -453,7 +453,7 @@ fn stand_in(epoll: c_int, fd: c_int, slot: usize, instance: &Instance, asked: ep
     if let Some(rescue) = entry.rescue.load() {
         one(rescue, libc::EPOLLIN | libc::EPOLLEXCLUSIVE).ok()?;
     }
-    let inner = descriptor::keep(inner)?;
+    let inner = descriptor::keep(inner).ok()?;
     let mut event = asked;
     // SAFETY: the event can be read and written.
     let result = unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, inner, &mut event) };

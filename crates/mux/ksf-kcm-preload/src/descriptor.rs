@@ -4,11 +4,10 @@
 
 use std::ffi::c_int;
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};
 
 use ksf_interpose::OwnDescriptors;
-use rustix::io::Errno;
 
 use crate::kcm::{Answer, borrow};
 use crate::ownership;
@@ -34,15 +33,8 @@ pub(crate) fn may_be(fd: c_int) -> bool {
 
 /// Takes a descriptor as the library's own, under a high number.
 pub(crate) fn keep(fd: OwnedFd) -> std::io::Result<OwnedFd> {
-    let changes = lock(&CHANGES);
-    let high = OWN.keep(fd.as_fd());
-    drop(changes);
-    if high.as_ref().is_err_and(|error| *error == Errno::BADF) {
-        // The number may be the program's by now.
-        let _ = fd.into_raw_fd();
-        return Err(Errno::BADF.into());
-    }
-    Ok(high?.unwrap_or(fd))
+    let _changes = lock(&CHANGES);
+    Ok(OWN.keep(fd)?)
 }
 
 /// Closes one of the library's own, for the library. For the program it is not open (EBADF). None: it is not one of them.
