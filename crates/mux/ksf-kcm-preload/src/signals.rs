@@ -22,7 +22,7 @@ use ksf_interpose::{Handlers, Signals};
 use ksf_mux::kcm::KcmSocketError;
 use libc::{pollfd, sigset_t};
 
-use crate::descriptor::keep;
+use crate::descriptor::keep_now;
 use crate::kcm::{Answer, Kcm, readiness};
 
 /// What a call waits for.
@@ -56,7 +56,7 @@ pub(crate) fn wait<T>(
     // With a timeout all of them interrupt (sock_intr_errno of include/net/sock.h).
     let restart = if timeout.is_none() { restarting } else { Signals::default() };
     // Where no descriptor is left for it, they are let through after each slice.
-    let due = if restart.is_empty() { None } else { restart.watch().ok().and_then(|fd| keep(fd).ok()) };
+    let due = if restart.is_empty() { None } else { restart.watch().ok().and_then(keep_now) };
     let is_blind = due.is_none() && !restart.is_empty();
     let restart = restart.to_set();
     let mut slice = SLICE_MIN;

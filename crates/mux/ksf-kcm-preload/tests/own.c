@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -278,7 +279,8 @@ static void attach_while_numbers_are_closed(void)
 	CHECK(pthread_join(closer, NULL) == 0);
 }
 
-static int lingering;
+static int lingering, peer;
+static pthread_t closer;
 
 static void *close_lingering(void *way)
 {
@@ -291,39 +293,116 @@ static void *close_lingering(void *way)
 	return NULL;
 }
 
-/* The kernel waits in close, after it has freed or replaced the number, until the peer has got all bytes: others attach
- * meanwhile. */
-static void attach_during_a_long_close(char *way)
+/* Another thread closes a number from this one on. Returns when the kernel waits in that call: it has freed or replaced the
+ * number, and waits until the peer has got all bytes. */
+static void begin_long_close(char *way, int first)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
 	struct stat before, now;
 	char bytes[4096] = { 0 };
 	int ends[2];
-	pthread_t closer;
 
-	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
-	loop = know(epoll_create1(EPOLL_CLOEXEC));
 	pair(ends);
 	CHECK(setsockopt(ends[0], SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) == 0);
 	while (send(ends[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
 		;
-	lingering = ends[0];
-	if (strcmp(way, "long close_range")) {
-		/* Among the numbers of the library. */
-		lingering = know(fcntl(ends[0], F_DUPFD, FIRST + 1000));
-		known[ends[0]] = 0;
-		close(ends[0]);
-	}
+	lingering = know(fcntl(ends[0], F_DUPFD, first));
+	known[ends[0]] = 0;
+	close(ends[0]);
+	peer = ends[1];
 	CHECK(fstat(lingering, &before) == 0);
 	CHECK(pthread_create(&closer, NULL, close_lingering, way) == 0);
 	while (fstat(lingering, &now) == 0 && now.st_ino == before.st_ino)
 		sched_yield();
+}
+
+static void end_long_close(void)
+{
+	char bytes[4096];
+
+	while (recv(peer, bytes, sizeof(bytes), 0) > 0)
+		;
+	CHECK(pthread_join(closer, NULL) == 0);
+}
+
+/* Others attach during a call that closes no range of numbers among those of the library. */
+static void attach_during_a_long_close(char *way)
+{
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	begin_long_close(way, strcmp(way, "long close_range") ? FIRST + 1000 : 3);
 	for (int i = 0; i < CONNECTIONS; i++)
 		connection(i);
 	exchange(20);
-	while (recv(ends[1], bytes, sizeof(bytes), 0) > 0)
-		;
-	CHECK(pthread_join(closer, NULL) == 0);
+	end_long_close();
+}
+
+static atomic_int receiver;
+
+static void ignore(int signal)
+{
+	(void)signal;
+}
+
+static void *receive(void *unused)
+{
+	char bytes[256];
+
+	receiver = gettid();
+	CHECK(recv(mux, bytes, sizeof(bytes), 0) == 20);
+	return unused;
+}
+
+static int sleeps(int thread)
+{
+	char path[64], state;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+	FILE *file = fopen(path, "r");
+	CHECK(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+	fclose(file);
+	return state == 'S';
+}
+
+/* Another thread waits for a message, with a signal whose handler does not end that. */
+static void receive_in_a_thread(void)
+{
+	struct sigaction action = { .sa_handler = ignore, .sa_flags = SA_RESTART };
+	char bytes[20] = { 0, 0, 0, sizeof(bytes) };
+	pthread_t thread;
+
+	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+	CHECK(pthread_create(&thread, NULL, receive, NULL) == 0);
+	while (!receiver || !sleeps(receiver))
+		sched_yield();
+	CHECK(write(far[1], bytes, sizeof(bytes)) == sizeof(bytes));
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* Other threads wait for no call that closes a range of numbers among those of the library. */
+static void go_on_during_a_long_close_range(void)
+{
+	mux = know(socket(AF_KCM, SOCK_DGRAM, 0));
+	loop = know(epoll_create1(EPOLL_CLOEXEC));
+	for (int i = 0; i < CONNECTIONS; i++)
+		connection(i);
+	begin_long_close("long close_range", FIRST + 1000);
+	CHECK(dup2(program, FIRST + 2000) == FIRST + 2000);
+	CHECK(dup2(loop, FIRST + 2000) == FIRST + 2000);
+	CHECK(close(FIRST + 2000) == 0);
+	CHECK(close(FIRST + 2000) == -1 && errno == EBADF);
+	CHECK(close_range(FIRST + 2000, FIRST + 2000, 0) == 0);
+	/* The library closes its own. */
+	close(near[0]);
+	close(far[0]);
+	receive_in_a_thread();
+	pid_t child = fork();
+	if (child == 0)
+		_exit(socket(AF_KCM, SOCK_DGRAM, 0) < 0);
+	ends_well(child);
+	end_long_close();
+	connection(0);
+	exchange(20);
 }
 
 int main(int count, char **arguments)
@@ -337,6 +416,8 @@ int main(int count, char **arguments)
 		fork_after_dup();
 	else if (!strcmp(arguments[1], "loop"))
 		attach_while_numbers_are_closed();
+	else if (!strcmp(arguments[1], "range"))
+		go_on_during_a_long_close_range();
 	else if (!strncmp(arguments[1], "long ", 5))
 		attach_during_a_long_close(arguments[1]);
 	else

@@ -271,6 +271,13 @@ fn a_program_closes_numbers_while_another_thread_attaches() {
 }
 
 #[test]
+fn threads_go_on_while_a_range_of_numbers_is_closed() {
+    own_network();
+    let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);
+    run(program.preloaded().arg("range"));
+}
+
+#[test]
 fn fork_after_dup_of_a_connection() {
     own_network();
     let program = Compiled::of("crates/mux/ksf-kcm-preload/tests/own.c", &["-O1"]);
