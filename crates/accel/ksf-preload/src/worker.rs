@@ -176,17 +176,30 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     if worker as usize >= WORKERS_MAX || bit as usize >= LISTENERS.len() {
         return false;
     }
-    // A program that uses SO_REUSEPORT itself: its own listener is the queue, and may be handed back as such.
-    let queue = queue.filter(|queue| cookie_of(queue) != Some(listener.cookie.load(Ordering::Relaxed)));
-    let queue = queue.map(|queue| descriptor::keep(queue).ok());
-    if queue == Some(None) {
+    let cookie = listener.cookie.load(Ordering::Relaxed);
+    let queue = match queue {
+        // A program that uses SO_REUSEPORT itself: its own listener is the queue, and may be handed back as such.
+        Some(queue) if cookie_of(&queue) == Some(cookie) => Some(None),
+        Some(queue) => match descriptor::keep(queue) {
+            Ok(queue) => Some(Some(queue)),
+            Err(errno) => {
+                // All numbers of the table are the program's, and will be for a while.
+                listener.refused.store((errno == Errno::MFILE).into(), Ordering::Relaxed);
+                None
+            }
+        },
+        // The process had no number free to receive it.
+        None => None,
+    };
+    let Some(queue) = queue else {
+        holder::ask(entered.process, &Request::Leave { cookie, worker, closed: 0 }, None);
         return false;
-    }
+    };
     listener.index.store(bit, Ordering::Release);
     instance.generation.store(generation, Ordering::Relaxed);
     instance.cpu.store(cpu.saturating_add(1).max(0), Ordering::Relaxed);
     instance.worker.store(worker + 1, Ordering::Release);
-    entry.queue.store(queue.flatten());
+    entry.queue.store(queue);
     entry.rescue.store(rescue.and_then(|rescue| descriptor::keep(rescue).ok()));
     entry.stage.store(ENTRY_JOINED, Ordering::Release);
     true

@@ -217,13 +217,54 @@ fn queues_that_were_closed_unseen_are_given_up() {
     assert!(open(&mut actors).contains(&mine));
 }
 
+/// Actors with this limit of descriptors. The pipes of further actors have numbers below 1000.
+fn limited(holder: &ksf_accel::Started, limit: u32) -> Actors {
+    let mut shell = accelerated("/bin/sh", holder);
+    shell.args(["-c", &format!("ulimit -n {limit}; exec \"$0\"")]).arg(compiled("actor"));
+    Actors::start_as(shell)
+}
+
+#[test]
+fn a_worker_leaves_that_cannot_receive_its_queue() {
+    let Some(holder) = own_network().map(|()| patient()) else { return };
+    let mut actors = limited(&holder, 64);
+    let (listener, port) = actors.listener();
+    let epoll = actors.number(0, "epoll");
+    while actors.call(0, "dup 1") != "failed EMFILE" {}
+    // One is left for the question.
+    actors.zero(0, "close 20");
+    actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+    is_served(&mut actors, port, epoll, listener);
+    assert_eq!(holder.status().unwrap().workers.len(), 0);
+    for fd in 21..25 {
+        actors.zero(0, &format!("close {fd}"));
+    }
+    actors.zero(0, &format!("del {epoll} {listener}"));
+    actors.zero(0, &format!("add {epoll} {listener} 1 7"));
+    wait_ready(&holder, 1);
+    is_served(&mut actors, port, epoll, listener);
+    assert_eq!(counted(&holder.status().unwrap()).accepted_own, 1);
+}
+
+#[test]
+fn a_worker_leaves_whose_queue_has_no_number() {
+    let Some(holder) = own_network().map(|()| patient()) else { return };
+    let mut actors = limited(&holder, 70_000);
+    let (listener, port) = actors.blocking_listener();
+    actors.zero(0, "thread 1");
+    // Above these the library marks none.
+    actors.zero(0, "fill 65536");
+    for _ in 0..3 {
+        actors.begin(1, &format!("accept {listener}"));
+        actors.accepts(1, port);
+        assert_eq!(holder.status().unwrap().workers.len(), 0);
+    }
+}
+
 #[test]
 fn a_low_descriptor_limit_leaves_the_program_unharmed() {
     let Some(holder) = own_network().map(|()| patient()) else { return };
-    let mut shell = accelerated("/bin/sh", &holder);
-    // The actor's own pipes take numbers below 1000.
-    shell.args(["-c", "ulimit -n 64; exec \"$0\""]).arg(compiled("actor"));
-    let mut actors = Actors::start_as(shell);
+    let mut actors = limited(&holder, 64);
     let (listener, port, epoll) = worker(&mut actors, &holder);
     is_served(&mut actors, port, epoll, listener);
     // Until no number is left: accept says so, and the connection waits.
