@@ -12,7 +12,7 @@ use libc::{
 use crate::accept::Call;
 use crate::environment::Target;
 use crate::exec::own_environment;
-use crate::process::{Entered, enter, process};
+use crate::process::{Entered, enter, is_inside, process};
 use crate::real::{self, Strings, ThreadMain};
 use crate::table::{self, DescriptorKind};
 use crate::{accept as accepting, descriptor, exec, listener, pin, ports, wait, worker};
@@ -213,6 +213,11 @@ hooks! {
 
     /// close(2)
     fn close(fd: c_int) -> c_int {
+        // The library closes a descriptor of its own, such as a question's socket. The number may still be marked for one that
+        // the program has closed unseen.
+        if is_inside() {
+            return real::close(fd);
+        }
         if table::kind(fd) == DescriptorKind::Own && process().is_some_and(|process| process.is_own()) {
             return fail(libc::EBADF);
         }

@@ -5,6 +5,7 @@
 //! every way to make a process, a bare `clone` as well. A `vfork()` or `posix_spawn()` child runs in its parent's
 //! memory instead: the mark is there, but the process id is not its own.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -93,6 +94,16 @@ pub(crate) struct Entered {
     cancelling: c_int,
 }
 
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True while this thread has an [`Entered`]: it would wait for itself in [`enter`].
+#[inline]
+pub(crate) fn is_inside() -> bool {
+    INSIDE.get()
+}
+
 /// None: not accelerated, or this is a `vfork()` child.
 pub(crate) fn enter() -> Option<Entered> {
     let process = process()?;
@@ -106,6 +117,7 @@ pub(crate) fn enter() -> Option<Entered> {
         before
     };
     process.lock();
+    INSIDE.set(true);
     process.sign();
     let entered = Entered { process, signals, cancelling };
     process.is_own().then_some(entered)
@@ -120,6 +132,7 @@ pub(crate) fn forked() {
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        INSIDE.set(false);
         self.process.unlock();
         // SAFETY: both were written by the calls in `enter`.
         unsafe {

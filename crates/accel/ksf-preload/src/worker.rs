@@ -180,14 +180,7 @@ pub(crate) fn join(entered: &Entered, index: usize, slot: usize, fd: c_int) -> b
     let queue = match queue {
         // A program that uses SO_REUSEPORT itself: its own listener is the queue, and may be handed back as such.
         Some(queue) if cookie_of(&queue) == Some(cookie) => Some(None),
-        Some(queue) => match descriptor::keep(queue) {
-            Ok(queue) => Some(Some(queue)),
-            Err(errno) => {
-                // All numbers of the table are the program's, and will be for a while.
-                listener.refused.store((errno == Errno::MFILE).into(), Ordering::Relaxed);
-                None
-            }
-        },
+        Some(queue) => descriptor::keep(queue).ok().map(Some),
         // The process had no number free to receive it.
         None => None,
     };

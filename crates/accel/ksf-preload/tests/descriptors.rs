@@ -217,6 +217,35 @@ fn queues_that_were_closed_unseen_are_given_up() {
     assert!(open(&mut actors).contains(&mine));
 }
 
+/// For a question to the holder the library opens a socket.
+#[test]
+fn a_number_that_was_closed_unseen_serves_for_a_question() {
+    let Some(holder) = own_network().map(|()| patient()) else { return };
+    for kind in ["bound", "listener", "epoll", "own"] {
+        let mut actors = limited(&holder, 64);
+        let inherited = open(&mut actors);
+        let (listener, _, epoll) = worker(&mut actors, &holder);
+        let own: Vec<i64> = open(&mut actors).into_iter().filter(|fd| !inherited.contains(fd)).collect();
+        let asks = actors.number(0, "socket 2 0");
+        let number = match kind {
+            "bound" => actors.number(0, "socket 2 0"),
+            "listener" => actors.listener().0,
+            "epoll" => actors.watching(0, listener),
+            _ => {
+                while actors.call(0, "dup 1") != "failed EMFILE" {}
+                *own.iter().find(|fd| ![listener, epoll].contains(fd)).unwrap()
+            }
+        };
+        actors.zero(0, &format!("rawclose {number}"));
+        let before = open(&mut actors);
+        assert!(before.contains(&(number - 1)) && !before.contains(&number), "{kind}: {before:?}");
+        actors.zero(0, &format!("listen {asks} 128"));
+        assert_eq!(open(&mut actors), before, "{kind}");
+        drop(actors);
+        wait_ready(&holder, 0);
+    }
+}
+
 /// Actors with this limit of descriptors. The pipes of further actors have numbers below 1000.
 fn limited(holder: &ksf_accel::Started, limit: u32) -> Actors {
     let mut shell = accelerated("/bin/sh", holder);
@@ -244,21 +273,6 @@ fn a_worker_leaves_that_cannot_receive_its_queue() {
     wait_ready(&holder, 1);
     is_served(&mut actors, port, epoll, listener);
     assert_eq!(counted(&holder.status().unwrap()).accepted_own, 1);
-}
-
-#[test]
-fn a_worker_leaves_whose_queue_has_no_number() {
-    let Some(holder) = own_network().map(|()| patient()) else { return };
-    let mut actors = limited(&holder, 70_000);
-    let (listener, port) = actors.blocking_listener();
-    actors.zero(0, "thread 1");
-    // Above these the library marks none.
-    actors.zero(0, "fill 65536");
-    for _ in 0..3 {
-        actors.begin(1, &format!("accept {listener}"));
-        actors.accepts(1, port);
-        assert_eq!(holder.status().unwrap().workers.len(), 0);
-    }
 }
 
 #[test]

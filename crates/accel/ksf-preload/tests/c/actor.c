@@ -176,17 +176,6 @@ static long proxy(long port, long count, long first)
 	return 0;
 }
 
-/* Takes all free numbers below this one. */
-static long fill(long end)
-{
-	long fd;
-
-	do
-		fd = syscall(SYS_dup, 1);
-	while (fd >= 0 && fd < end);
-	return fd < 0 ? fd : 0;
-}
-
 static long port_of(int fd)
 {
 	struct sockaddr_storage own;
@@ -347,8 +336,6 @@ static void run(int actor, char *line)
 		CALL(dup(n[0]));
 	else if (IS("rawdup"))
 		CALL(syscall(SYS_dup, n[0]));
-	else if (IS("fill"))
-		CALL(fill(n[0]));
 	else if (IS("message"))
 		CALL(by_message(n[0]));
 	else if (IS("dupfd"))
