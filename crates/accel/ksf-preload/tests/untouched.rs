@@ -197,7 +197,7 @@ fn sockets_that_are_bound_and_connected_cost_no_system_call() {
     let Some(()) = own_network() else { return };
     let Some(_strace) = program_or_skip("strace") else { return };
     const SOCKETS: u64 = 64;
-    const FIRST: u64 = 1000;
+    const FIRST: u64 = 500;
     let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = server.local_addr().unwrap().port();
     for is_on in [false, true] {

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -469,6 +470,12 @@ static void act(int actor)
 
 int main(void)
 {
+	struct rlimit limit;
+
+	/* The numbers of the library begin at 4096 where the limit allows. */
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
 	signal(SIGPIPE, SIG_IGN);
 	answer(0, "started");
 	act(0);
