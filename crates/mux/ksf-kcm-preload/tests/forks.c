@@ -1,31 +1,12 @@
 /* A process that forks all the time while its threads receive: neither side may hang, lose or repeat anything. Ends with
  * 0 if all is as it should be. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
-#include <linux/bpf.h>
-#include <linux/kcm.h>
+#include "programs.h"
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
 
 enum { WORKERS = 4, CONNECTIONS = 8, CHILDREN = 60, PATIENCE_S = 120 };
 
@@ -33,47 +14,14 @@ static int program, sockets[WORKERS], near[CONNECTIONS], far[CONNECTIONS];
 static atomic_long sent_bytes, received_bytes;
 static atomic_int stop;
 
-static void load(void)
-{
-	static const struct bpf_insn code[] = {
-		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
-		{ .code = BPF_LD | BPF_ABS | BPF_W },
-		{ .code = BPF_JMP | BPF_EXIT },
-	};
-	union bpf_attr attr = {
-		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
-		.insns = (uintptr_t)code,
-		.insn_cnt = sizeof(code) / sizeof(code[0]),
-		.license = (uintptr_t)"GPL",
-	};
-
-	CHECK((program = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr))) >= 0);
-}
-
 static void connection(int mux, int *near_end, int *far_end)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	int ends[2];
 
-	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (void *)&address, &length) == 0);
-	CHECK((*far_end = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	CHECK(connect(*far_end, (void *)&address, length) == 0);
-	CHECK((*near_end = accept(listener, NULL, NULL)) >= 0);
-	close(listener);
-	struct kcm_attach attach = { .fd = *near_end, .bpf_fd = program };
-	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
-}
-
-/* A message of this many bytes. */
-static void put(int fd, uint32_t length)
-{
-	char bytes[256] = { 0 };
-	uint32_t header = htonl(length);
-
-	memcpy(bytes, &header, sizeof(header));
-	CHECK(write(fd, bytes, length) == (ssize_t)length);
+	connect_pair(ends);
+	*near_end = ends[0];
+	*far_end = ends[1];
+	attach_to(mux, ends[0], program);
 }
 
 static void *work(void *argument)
@@ -93,7 +41,7 @@ static void *feed(void *argument)
 {
 	for (int i = 0; !stop; i++) {
 		int length = 5 + i % 200;
-		put(far[i % CONNECTIONS], length);
+		put(far[i % CONNECTIONS], length, length);
 		sent_bytes += length;
 	}
 	return argument;
@@ -119,7 +67,7 @@ static void child(int number)
 		int own = socket(AF_KCM, SOCK_DGRAM, 0), near_end, far_end;
 		CHECK(own >= 0);
 		connection(own, &near_end, &far_end);
-		put(far_end, 20);
+		put(far_end, 20, 20);
 		CHECK(recv(own, bytes, sizeof(bytes), 0) == 20);
 		CHECK(send(own, "\0\0\0\5x", 5, 0) == 5 && read(far_end, bytes, sizeof(bytes)) == 5);
 		close(own);
@@ -137,7 +85,7 @@ int main(void)
 	pthread_t workers[WORKERS], feeder;
 
 	alarm(PATIENCE_S);
-	load();
+	program = load_program();
 	CHECK((sockets[0] = socket(AF_KCM, SOCK_DGRAM, 0)) >= 0);
 	for (int i = 1; i < WORKERS; i++) {
 		struct kcm_clone clone = { .fd = -1 };
@@ -169,7 +117,7 @@ int main(void)
 	while (received_bytes < sent_bytes)
 		sched_yield();
 	for (int i = 0; i < WORKERS; i++)
-		put(far[0], 4);
+		put(far[0], 4, 4);
 	for (int i = 0; i < WORKERS; i++)
 		pthread_join(workers[i], NULL);
 	CHECK(received_bytes == sent_bytes && sent_bytes > 0);

@@ -2,28 +2,17 @@
  * of the main thread on the same message socket of AF_KCM, or malloc. Ends with 0; a deadlock ends with SIGALRM, an
  * entry of malloc by a handler with 2.
  *
- * Usage: handlers WORK HANDLER ROUNDS. WORK names the calls of the main thread, as in the list of main(). The work "first" opens the first message socket of the process in a handler; "limit" opens
- * it where no thread can be started.
+ * Usage: handlers WORK HANDLER ROUNDS. WORK names the calls of the main thread, as in the list of main(). The work "first"
+ * opens the first message socket of the process in a handler; "limit" opens it where no thread can be started.
  * HANDLER: restart installs the handler with SA_RESTART, end without.
  */
 #define _GNU_SOURCE
 #include "handlers.h"
+#include "programs.h"
 #include <dlfcn.h>
-#include <linux/bpf.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
 
 #ifndef PATIENCE_S
 /* A program that does not end in this time never will. */
@@ -137,50 +126,6 @@ static void *serve_peer(void *unused)
 	return unused;
 }
 
-static int load(void)
-{
-	/* The length of a message is its first word. */
-	static const struct bpf_insn code[] = {
-		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
-		{ .code = BPF_LD | BPF_ABS | BPF_W },
-		{ .code = BPF_JMP | BPF_EXIT },
-	};
-	union bpf_attr attr = {
-		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
-		.insns = (uintptr_t)code,
-		.insn_cnt = sizeof(code) / sizeof(code[0]),
-		.license = (uintptr_t)"GPL",
-	};
-
-	int loaded = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr));
-
-	CHECK(loaded >= 0);
-	return loaded;
-}
-
-static void connect_pair(int pair[2])
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
-
-	CHECK((pair[1] = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (void *)&address, &length) == 0);
-	/* A handler may interrupt either. connect goes on without its caller then, and accept waits for it. */
-	CHECK(connect(pair[1], (void *)&address, length) == 0 || errno == EINTR);
-	while ((pair[0] = accept(listener, NULL, NULL)) < 0)
-		CHECK(errno == EINTR);
-	CHECK(close(listener) == 0);
-}
-
-static void attach_to(int to, int fd, int loaded)
-{
-	struct kcm_attach attach = { .fd = fd, .bpf_fd = loaded };
-
-	CHECK(ioctl(to, SIOCKCMATTACH, &attach) == 0);
-}
-
 static void work_on_descriptors(void)
 {
 	static int set = -1;
@@ -274,7 +219,7 @@ static void work_on_files(void)
 
 static void work_on_programs(void)
 {
-	CHECK(close(load()) == 0);
+	CHECK(close(load_program()) == 0);
 }
 
 static void work_on_handlers(void)
@@ -295,7 +240,7 @@ static void *contend(void *unused)
 
 	is_own = 1;
 	while (!done) {
-		int own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED), loaded = load(), copy = dup(loaded);
+		int own = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED), loaded = load_program(), copy = dup(loaded);
 
 		CHECK(own >= 0 && copy >= 0);
 		attach_to(own, third[0], loaded);
@@ -331,7 +276,7 @@ static void work_on_processes(void)
 
 		CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
 		connect_pair(pair);
-		attach_to(own, pair[0], load());
+		attach_to(own, pair[0], load_program());
 		frame(bytes, SHORT);
 		CHECK(send(pair[1], bytes, SHORT, 0) == SHORT && recv(own, bytes, SHORT, 0) == SHORT && close(own) == 0);
 		_exit(0);
@@ -513,7 +458,7 @@ int main(int count, char **arguments)
 	is_slow = work == work_on_waits;
 	CHECK((mux = socket(AF_KCM, SOCK_DGRAM, KCMPROTO_CONNECTED)) >= 0 && pipe(ends) == 0);
 	CHECK(pipe(full) == 0 && fcntl(full[0], F_SETFL, O_NONBLOCK) == 0);
-	program = load();
+	program = load_program();
 	connect_pair(first);
 	connect_pair(second);
 	attach_to(mux, first[0], program);

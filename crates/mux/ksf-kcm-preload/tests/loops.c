@@ -1,78 +1,27 @@
 /* Event loops, duplicates and modes of a message socket of AF_KCM. Ends with 0 if all is as it should be. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "programs.h"
 #include <fcntl.h>
-#include <linux/bpf.h>
 #include <linux/close_range.h>
-#include <linux/kcm.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/select.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
 
 #define PATIENCE_MS 60000
 
 static int program;
 
-static void load(void)
-{
-	static const struct bpf_insn code[] = {
-		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
-		{ .code = BPF_LD | BPF_ABS | BPF_W },
-		{ .code = BPF_JMP | BPF_EXIT },
-	};
-	union bpf_attr attr = {
-		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
-		.insns = (uintptr_t)code,
-		.insn_cnt = sizeof(code) / sizeof(code[0]),
-		.license = (uintptr_t)"GPL",
-	};
-
-	CHECK((program = syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr))) >= 0);
-}
-
 /* Attaches one end of a connection; returns the other. */
 static int connection(int mux, int *near)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM, 0), far = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+	int ends[2], one = 1;
 
-	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (void *)&address, &length) == 0);
-	CHECK(connect(far, (void *)&address, length) == 0);
-	CHECK((*near = accept(listener, NULL, NULL)) >= 0);
-	setsockopt(far, IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof(one));
-	close(listener);
-	struct kcm_attach attach = { .fd = *near, .bpf_fd = program };
-	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
-	return far;
-}
-
-static void put(int fd, uint32_t length, uint32_t written)
-{
-	char bytes[256] = { 0 };
-	uint32_t header = htonl(length);
-
-	memcpy(bytes, &header, sizeof(header));
-	CHECK(write(fd, bytes, written) == (ssize_t)written);
+	connect_pair(ends);
+	setsockopt(ends[1], IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof(one));
+	*near = ends[0];
+	attach_to(mux, ends[0], program);
+	return ends[1];
 }
 
 static void modes_and_duplicates(void)
@@ -267,7 +216,7 @@ static void closed_ranges(void)
 
 int main(void)
 {
-	load();
+	program = load_program();
 	modes_and_duplicates();
 	wait_for_messages_only();
 	unread_bytes();

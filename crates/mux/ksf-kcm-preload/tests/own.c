@@ -1,37 +1,18 @@
 /* A program that closes and replaces descriptors which it does not know: those of the library must survive, or leave the
  * program's alone. Ends with 0 if all is as it should be. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "programs.h"
 #include <fcntl.h>
-#include <linux/bpf.h>
-#include <linux/kcm.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
-			exit(1); \
-		} \
-	} while (0)
 
 enum { CONNECTIONS = 2, FILES = 60, PATIENCE_MS = 60000, NUMBERS = 8192, FIRST = 4096, ROUNDS = 300 };
 
@@ -45,35 +26,11 @@ static int know(int fd)
 	return fd;
 }
 
-static void load(void)
-{
-	static const struct bpf_insn code[] = {
-		{ .code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 6, .src_reg = 1 },
-		{ .code = BPF_LD | BPF_ABS | BPF_W },
-		{ .code = BPF_JMP | BPF_EXIT },
-	};
-	union bpf_attr attr = {
-		.prog_type = BPF_PROG_TYPE_SOCKET_FILTER,
-		.insns = (uintptr_t)code,
-		.insn_cnt = sizeof(code) / sizeof(code[0]),
-		.license = (uintptr_t)"GPL",
-	};
-
-	program = know(syscall(SYS_bpf, BPF_PROG_LOAD, &attr, sizeof(attr)));
-}
-
 static void pair(int ends[2])
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof(address);
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
-
-	CHECK(bind(listener, (void *)&address, length) == 0 && listen(listener, 1) == 0);
-	CHECK(getsockname(listener, (void *)&address, &length) == 0);
-	ends[1] = know(socket(AF_INET, SOCK_STREAM, 0));
-	CHECK(connect(ends[1], (void *)&address, length) == 0);
-	ends[0] = know(accept(listener, NULL, NULL));
-	close(listener);
+	connect_pair(ends);
+	know(ends[0]);
+	know(ends[1]);
 }
 
 static void connection(int at)
@@ -84,21 +41,18 @@ static void connection(int at)
 	pair(ends);
 	near[at] = ends[0];
 	far[at] = ends[1];
-	struct kcm_attach attach = { .fd = near[at], .bpf_fd = program };
-	CHECK(ioctl(mux, SIOCKCMATTACH, &attach) == 0);
+	attach_to(mux, near[at], program);
 	CHECK(epoll_ctl(loop, EPOLL_CTL_ADD, near[at], &event) == 0);
 }
 
 /* A message from each peer, and one to a peer, as long as this. */
 static void exchange(uint32_t length)
 {
-	char bytes[256] = { 0 };
-	uint32_t header = htonl(length);
+	char bytes[256];
 	struct pollfd polled = { .fd = mux, .events = POLLIN };
 
-	memcpy(bytes, &header, sizeof(header));
 	for (int i = 0; i < CONNECTIONS; i++) {
-		CHECK(write(far[i], bytes, length) == (ssize_t)length);
+		put(far[i], length, length);
 		CHECK(poll(&polled, 1, PATIENCE_MS) == 1 && polled.revents == POLLIN);
 		CHECK(recv(mux, bytes, sizeof(bytes), 0) == (ssize_t)length);
 		CHECK(send(mux, bytes, length, 0) == (ssize_t)length);
@@ -368,14 +322,13 @@ static int sleeps(int thread)
 static void receive_in_a_thread(void)
 {
 	struct sigaction action = { .sa_handler = ignore, .sa_flags = SA_RESTART };
-	char bytes[20] = { 0, 0, 0, sizeof(bytes) };
 	pthread_t thread;
 
 	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
 	CHECK(pthread_create(&thread, NULL, receive, NULL) == 0);
 	while (!receiver || !sleeps(receiver))
 		sched_yield();
-	CHECK(write(far[1], bytes, sizeof(bytes)) == sizeof(bytes));
+	put(far[1], 20, 20);
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
@@ -411,7 +364,7 @@ int main(int count, char **arguments)
 		return !none_is_open();
 	CHECK(count == 2);
 	closefrom(3);
-	load();
+	program = know(load_program());
 	if (!strcmp(arguments[1], "dup"))
 		fork_after_dup();
 	else if (!strcmp(arguments[1], "loop"))
