@@ -120,8 +120,8 @@ pub(crate) fn wait_ready(holder: &Started, count: usize) {
     wait_until(what, || ready(holder).len() == count);
 }
 
-/// Asks as [`ask_each`] does, each time when so many workers are ready: a worker that blocks in `accept()` is not from one
-/// connection to its next call, and what comes in between goes to the program's listener.
+/// Asks as [`ask_each`] does, and waits before each question until `workers` workers are ready. A worker that blocks in
+/// `accept()` is not ready between a connection and its next call; a connection that comes then goes to the program's listener.
 pub(crate) fn ask_ready(holder: &Started, workers: usize, port: u16, count: usize) {
     for _ in 0..count {
         wait_ready(holder, workers);
