@@ -46,7 +46,7 @@ use self::contestant::{Contestant, Pinning, Programs};
 use self::have::Have;
 use self::host::HostCosts;
 use self::measure::{Effort, Meter, raise_file_limit};
-use self::raw::{Group, Sample, Step};
+use self::raw::{Group, Raw, Sample, Step};
 use self::results::Results;
 pub(crate) use self::store::medium;
 use self::watch::Watch;
@@ -156,11 +156,19 @@ fn in_halves(options: &BenchOptions) -> Result<()> {
         die_with_parent(&mut half, Signal::TERM);
         half.spawn().context("cannot start a half of the smoke run")
     };
-    let halves = [start("files", true)?, start("others", false)?];
-    let statuses = halves.map(|mut half| half.wait());
-    for status in statuses {
-        ensure!(status?.success(), "a half of the smoke run failed (messages above)");
+    let halves = [("files", start("files", true)?), ("others", start("others", false)?)];
+    let ends = halves.map(|(name, mut half)| (name, half.wait()));
+    let mut failed = Vec::new();
+    for (name, status) in ends {
+        let status = status?;
+        if !status.success() {
+            failed.push(format!("the half {name} of the smoke run ended with {status} (messages above)"));
+            // The other half may have written its lines behind these.
+            let raw = Raw::read(&Results::of_smoke(&out.join(name))).ok();
+            failed.extend(raw.iter().flat_map(Raw::errors));
+        }
     }
+    ensure!(failed.is_empty(), "{}", failed.join("\n  "));
     Ok(())
 }
 
@@ -347,8 +355,8 @@ impl Bench {
 
     fn keep(&mut self, row: Row, step: &Step, samples: Vec<Sample>) -> Result<()> {
         for sample in &samples {
-            if let Some(failure) = sample.failure() {
-                eprintln!("bench: failed: {failure}");
+            if let Some(error) = sample.error_line() {
+                eprintln!("bench: failed: {error}");
             }
         }
         self.results.keep(row, step, samples)
@@ -358,7 +366,7 @@ impl Bench {
     fn finish(self) -> Result<()> {
         let raw = self.results.raw();
         // Once more, at the end: what is above may be far above, or cut from a log.
-        let failed: Vec<String> = raw.samples.iter().filter_map(Sample::failure).collect();
+        let failed: Vec<String> = raw.errors().collect();
         if !failed.is_empty() {
             bail!("{} of {} measurements failed:\n  {}", failed.len(), raw.samples.len(), failed.join("\n  "));
         }

@@ -105,7 +105,7 @@ impl Group {
 
 impl Sample {
     /// The case, the contestant, the placement and the reason of a measurement that failed.
-    pub(crate) fn failure(&self) -> Option<String> {
+    pub(crate) fn error_line(&self) -> Option<String> {
         let error = self.error.as_ref()?;
         Some(format!("{}, {}, {}: {error}", self.case, self.contestant, self.placement))
     }
@@ -145,6 +145,11 @@ impl Raw {
             ensure!(one.1 == other.1, "{} mixes revisions: {one:?}, {other:?}", path.display());
         }
         Ok(raw)
+    }
+
+    /// The measurements that failed, a line each.
+    pub(crate) fn errors(&self) -> impl Iterator<Item = String> + '_ {
+        self.samples.iter().filter_map(Sample::error_line)
     }
 
     /// Writes raw.json, so that at every moment there is a whole one.

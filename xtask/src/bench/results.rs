@@ -20,12 +20,16 @@ impl Results {
     /// The report in `out`; else that in bench/results of this revision and machine; else a new one.
     pub(super) fn open(out: Option<&Path>, smoke: bool, revision: &Revision, machine: Machine) -> Result<Results> {
         match (out, smoke) {
-            // A smoke run goes on with no other, and takes the place of none that measured.
-            (Some(dir), true) => Results::new(dir.join("smoke"), machine),
+            (Some(dir), true) => Results::new(Results::of_smoke(dir), machine),
             (Some(dir), false) => Results::at(dir, revision, machine),
             (None, true) => Results::new(crate::target_dir()?.join("bench-smoke"), machine),
             (None, false) => Results::below(&crate::root().join("bench/results"), revision, machine),
         }
+    }
+
+    /// A smoke run goes on with no other, and takes the place of none that measured.
+    pub(super) fn of_smoke(out: &Path) -> PathBuf {
+        out.join("smoke")
     }
 
     /// The report in a directory, which must be empty or be of this revision and machine.
