@@ -113,7 +113,6 @@ mod tests {
     use crate::lanes::{LaneOptions, Lanes};
     use crate::ops::OpenHow;
     use crate::pool::Length;
-    use crate::sys;
 
     /// Results of both syncs of an open file, on lanes to which the kernel refuses this system call.
     fn syncs_without(call: libc::c_long) -> [bool; 2] {
@@ -121,7 +120,7 @@ mod tests {
         std::fs::write(served.path("file"), "text").unwrap();
         let found = served.find(&mut lane, "file");
         let (file, _) = served.fs.open(&mut lane, &root(), &found.handle, OpenHow::READ).unwrap();
-        sys::refuse_call(call, Errno::IO);
+        ksf_test::refuse_call(call, Errno::IO);
         let fs = Arc::new(served.fs);
         let lanes = Lanes::start(&LaneOptions { threads: 1 }, 1).unwrap();
         [false, true].map(|data_only| {

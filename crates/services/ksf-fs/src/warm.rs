@@ -382,7 +382,7 @@ mod tests {
         let reads_at_once = || {
             let Some(shard) = Shard::that_reads(b"text") else { return true };
             shard.read_on_the_lane(0, 4);
-            sys::refuse_waiting_reads();
+            ksf_test::refuse_waiting_reads();
             shard.read_at_once(0, 4) == Some(4)
         };
         // The filter stays with its thread. The kernel may take the page back, or have set the time of access in the tick of

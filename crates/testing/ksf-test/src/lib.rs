@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   what a machine may lack   skip, root_or_skip, program_or_skip, two_cpus_or_skip, working
+//!   what the kernel refuses   refuse_call, refuse_waiting_reads
 //!   a place of its own        own_network, in_new_network, side_by_side, Folder, image_or_skip, on_cpu
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
@@ -11,6 +12,7 @@
 //! ```
 
 pub mod alloc;
+mod calls;
 pub mod compile;
 mod cpu;
 mod disk;
@@ -26,6 +28,7 @@ mod skip;
 pub mod stream;
 mod wait;
 
+pub use calls::{refuse_call, refuse_waiting_reads};
 pub use cpu::{cpus, on_cpu, pin, two_cpus_or_skip};
 pub use disk::{image_or_skip, mount_image};
 pub use effort::effort;

@@ -180,7 +180,6 @@ fn is_left_by_cut(mode: u32, present: u32) -> bool {
 mod tests {
     use super::*;
     use crate::common::{Served, root};
-    use crate::sys::refuse_call;
 
     /// Few kernels that run tests have quotas of users.
     #[test]
@@ -188,7 +187,7 @@ mod tests {
         let test = || {
             let (served, mut lane) = (Served::open_to_all(), Lane::attach().unwrap());
             let file = served.make(&mut lane, "file");
-            refuse_call(libc::SYS_fchownat, rustix::io::Errno::DQUOT);
+            ksf_test::refuse_call(libc::SYS_fchownat, rustix::io::Errno::DQUOT);
             let to = SetAttr { uid: Some(1001), mode: Some(0o600), ..SetAttr::default() };
             let changed = served.fs.setattr(&mut lane, &root(), &file.handle, &to, None, Resize::Owner);
             assert_eq!(changed.result.unwrap_err().kind(), ErrorKind::Quota);

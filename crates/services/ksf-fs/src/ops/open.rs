@@ -624,7 +624,7 @@ mod tests {
             (name, entry(fileid + 1), fileid)
         });
         let numbers = || {
-            errno.iter().for_each(|errno| sys::refuse_call(libc::SYS_openat2, *errno));
+            errno.iter().for_each(|errno| ksf_test::refuse_call(libc::SYS_openat2, *errno));
             told.map(|(name, entry, fileid)| {
                 // How much the number differs from that of the object, by which the entry differs by 1.
                 let (fsid, number) = fs.numbers(export, (&folder, device), name, &entry)?;

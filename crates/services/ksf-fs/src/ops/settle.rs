@@ -75,7 +75,6 @@ mod tests {
     use crate::common::{Served, root};
     use crate::export::HandleSource;
     use crate::ops::CreateHow;
-    use crate::sys;
 
     /// Syncs made for a new file whose directory a local program changes before they begin.
     fn synced_after(handles: HandleSource, change: impl FnOnce(&Served)) -> u64 {
@@ -95,7 +94,7 @@ mod tests {
     /// Runs a test on a lane to which the kernel opens no handles, as without root.
     fn without_kernel_handles(test: impl FnOnce() + Send) {
         let test = || {
-            sys::refuse_call(libc::SYS_open_by_handle_at, Errno::PERM);
+            ksf_test::refuse_call(libc::SYS_open_by_handle_at, Errno::PERM);
             test();
         };
         std::thread::scope(|scope| scope.spawn(test).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
