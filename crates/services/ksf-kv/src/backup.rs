@@ -1,7 +1,7 @@
 //! A backup of a store that is served, over its socket.
 //!
 //! ```text
-//!   SAVE ─► KSF.BACKUP BEGIN ─► READ, DONE for each segment ─► END ─► recover ─► FILE.partial ─► sync ─► FILE
+//!   FILE.partial ─► SAVE ─► KSF.BACKUP BEGIN ─► READ, DONE for each segment ─► END ─► recover ─► write ─► sync ─► FILE
 //! ```
 //!
 //! The logs come as they lie, up to where they were promised when the backup began, into a file without a name beside `FILE`.
@@ -23,7 +23,7 @@ use ksf_store::store::{Opening, Store};
 use crate::ask::{AskError, Asker};
 use crate::offline::write_store;
 use crate::seal::Sealing;
-use crate::whole::{FileError, Name, file_error, make_file, with_suffix, write_whole};
+use crate::whole::{FileError, Name, Partial, file_error, make_file, with_suffix};
 
 /// A backup that is whole and on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub enum BackupError {
 ///
 /// [`BackupError`].
 pub fn backup<S: Read + Write>(asker: &mut Asker<S>, path: &Path, now_ms: u64) -> Result<Made, BackupError> {
+    // Before the copy: a second backup into the file is refused from here on.
+    let partial = Partial::new(path)?;
     let scratch = Scratch::new(&with_suffix(path, ".copy"))?;
     let (geometry, mut copies) = copy(asker, &scratch)?;
     let found = recover(geometry, &mut copies)?;
@@ -62,7 +64,7 @@ pub fn backup<S: Read + Write>(asker: &mut Asker<S>, path: &Path, now_ms: u64) -
     // It runs beside the server, which shall not feel it: one thread.
     let opening = Opening::new(epoch + 1, 0, NonZeroUsize::MIN);
     let (store, _) = Store::open(found, &copies, opening).map_err(CopyError::from)?;
-    write_whole(path, Name::Any, |to| {
+    partial.write(Name::Any, |to| {
         let made = write_commands(&store, &copies, to, now_ms).map_err(file_error("writing", path));
         made.map_err(BackupError::from)
     })

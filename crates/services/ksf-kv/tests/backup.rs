@@ -14,6 +14,7 @@ use ksf::limits::Limits;
 use ksf_kv::ask::{AskError, Asker};
 use ksf_kv::backup::{BackupError, Made, backup};
 use ksf_kv::load;
+use ksf_kv::whole::FileError;
 use ksf_kv::{Durability, Settings};
 use ksf_proto::resp::{Arguments, Progress, RespLimits, Scan, scan};
 use ksf_test::{own_network, stream, wait_until};
@@ -221,25 +222,27 @@ fn a_backup_has_what_a_dump_has() {
     }
 }
 
-/// A connection that breaks when so many bytes were read.
-struct Breaking {
+/// A connection that calls `interrupt` once, after `left` bytes were read.
+struct Interrupted<F> {
     stream: TcpStream,
     left: usize,
+    interrupt: F,
 }
 
-impl Read for Breaking {
+impl<F: FnMut() -> io::Result<()>> Read for Interrupted<F> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let bytes = into.len().min(self.left);
-        if bytes == 0 {
-            return Err(io::ErrorKind::ConnectionReset.into());
+        if self.left == 0 {
+            (self.interrupt)()?;
+            self.left = usize::MAX;
         }
+        let bytes = into.len().min(self.left);
         let read = self.stream.read(&mut into[..bytes])?;
         self.left -= read;
         Ok(read)
     }
 }
 
-impl Write for Breaking {
+impl<F> Write for Interrupted<F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.write(bytes)
     }
@@ -260,7 +263,8 @@ fn a_backup_that_breaks_off_leaves_nothing_behind() {
         let path = files.path().join("backup");
         fs::write(&path, "the backup of yesterday").unwrap();
         for left in [0, 3, 5, 60, 300, 4000, 5000, 9000, 20_000] {
-            let breaking = Breaking { stream: stream::connect(serving.address()), left };
+            let interrupt = || -> io::Result<()> { Err(io::ErrorKind::ConnectionReset.into()) };
+            let breaking = Interrupted { stream: stream::connect(serving.address()), left, interrupt };
             let error = backup(&mut Asker::new(breaking), &path, 0).unwrap_err();
             // It may be that the server has not seen yet that the one before ended.
             assert!(matches!(&error, BackupError::Ask(_)), "{engine}: {left}: {error}");
@@ -274,6 +278,35 @@ fn a_backup_that_breaks_off_leaves_nothing_behind() {
         assert!(matches!(backup(&mut asker(&serving), &missing, 0), Err(BackupError::File { .. })));
         serving.stop();
     }
+}
+
+/// The two are of different servers, which know nothing of each other.
+#[test]
+fn second_backup_into_a_file_is_refused_while_the_first_copies() {
+    own_network();
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [one, two] = [0, 1].map(|at| Serving::start(EngineKind::Epoll, folders[at].path()));
+    for (serving, value) in [(&one, "one"), (&two, "two")] {
+        assert_eq!(serving.connect().ask(&format!("SET string {value}")), "+OK");
+    }
+    let path = folders[2].path().join("backup");
+    for left in [0, 60, 5000] {
+        let mut second = None;
+        let interrupt = || {
+            second = Some(backup(&mut asker(&two), &path, 0));
+            Ok(())
+        };
+        let stream = stream::connect(one.address());
+        backup(&mut Asker::new(Interrupted { stream, left, interrupt }), &path, 0).unwrap();
+        let refused = second.expect("the first one reads more");
+        let is_refused = |error: &FileError| error.source.kind() == io::ErrorKind::WouldBlock;
+        assert!(matches!(&refused, Err(BackupError::File(error)) if is_refused(error)), "{left}: {refused:?}");
+        assert_eq!(strings(&path)["string"], "one", "{left}");
+    }
+    backup_of(&two, &path);
+    assert_eq!(strings(&path)["string"], "two");
+    one.stop();
+    two.stop();
 }
 
 /// A client that begins a backup and asks for nothing, or asks and does not read, costs the others only room that is there.
