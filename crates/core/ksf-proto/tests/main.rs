@@ -3,3 +3,4 @@
 mod http1;
 mod p9;
 mod properties;
+mod second_reader;

@@ -57,6 +57,33 @@ fn the_tests_behind_every_accelerated_feature_exist() {
     tests_exist("docs/accel-hazards.md", 3, 10);
 }
 
+/// A file that is in no executable would neither be compiled nor run.
+#[test]
+fn every_file_of_tests_is_a_part_of_an_executable() {
+    let mut files = 0;
+    for folder in fs::read_dir(Path::new(REPOSITORY).join("crates")).unwrap() {
+        for member in fs::read_dir(folder.unwrap().path()).unwrap() {
+            let member = member.unwrap().path();
+            let manifest = fs::read_to_string(member.join("Cargo.toml")).unwrap();
+            // Cargo takes each file for an executable.
+            if !manifest.contains("autotests = false") {
+                continue;
+            }
+            let main = fs::read_to_string(member.join("tests/main.rs")).unwrap_or_default();
+            for file in fs::read_dir(member.join("tests")).unwrap() {
+                let file = file.unwrap().file_name().into_string().unwrap();
+                let Some(name) = file.strip_suffix(".rs") else { continue };
+                files += 1;
+                let is_module = main.lines().any(|line| line == format!("mod {name};"));
+                let is_target = [format!("name = \"{name}\""), format!("path = \"tests/{file}\"")];
+                let is_target = is_target.iter().any(|words| manifest.lines().any(|line| line == words));
+                assert!(is_module || is_target, "{}/tests/{file} is not compiled", member.display());
+            }
+        }
+    }
+    assert!(files > 100, "{files} files: the folders are read wrongly");
+}
+
 fn is_crate(found: &[(PathBuf, String)], word: &str) -> bool {
     let library = Path::new(word).join("src/lib.rs");
     let program = Path::new(word).join("src/main.rs");
