@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use node::{Counts, METHODS, METHODS_RIGHT, Node, body, line_end, lines, mostly, request, stream, with_node};
 
 const CASES: u32 = 3000;
+const MESSAGES_MIN: usize = 300;
 
 /// What was passed on, and what it says.
 #[derive(Debug, Default)]
@@ -141,15 +142,20 @@ fn check(node: &mut Node, kind: char, stream: &[u8], passed: &Passed) -> Result<
 
 #[test]
 fn second_reader_finds_the_requests_that_were_passed_on() {
-    with_node(CASES, (stream(request()), 1..50usize), |node, (stream, step)| {
+    with_node(CASES, MESSAGES_MIN, (stream(request()), 1..50usize), |node, (stream, step)| {
         check(node, 'q', &stream, &pass_requests(&stream, step))
     });
 }
 
 #[test]
 fn second_reader_finds_the_responses_that_were_passed_on() {
-    with_node(CASES, (stream(response()), 1..50usize, prop::bool::weighted(0.2)), |node, (stream, step, to_head)| {
-        let kind = if to_head { 'h' } else { 'r' };
-        check(node, kind, &stream, &pass_responses(&stream, to_head, step))
-    });
+    with_node(
+        CASES,
+        MESSAGES_MIN,
+        (stream(response()), 1..50usize, prop::bool::weighted(0.2)),
+        |node, (stream, step, to_head)| {
+            let kind = if to_head { 'h' } else { 'r' };
+            check(node, kind, &stream, &pass_responses(&stream, to_head, step))
+        },
+    );
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{Wire, counter};
+use crate::node::{request, stream, with_node};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf_services::http::PageServer;
@@ -256,4 +257,26 @@ proptest! {
         }
         prop_assert_eq!((sent, cut.closed()), expected);
     }
+}
+
+/// Of a stream that another reader takes no more requests are carried out than it finds.
+#[test]
+fn second_reader_finds_each_request_that_is_carried_out() {
+    with_node(3000, 100, (stream(request()), 1..200usize), |node, (stream, step)| {
+        let (messages, end) = node.read('q', &stream);
+        if end.starts_with("bad") {
+            return Ok((0, 0));
+        }
+        let mut wire = Wire::new(&server(true));
+        let mut sent = Vec::new();
+        for piece in stream.chunks(step) {
+            if wire.closed().is_none() {
+                sent.extend(wire.feed(piece));
+            }
+        }
+        let done = statuses(&sent).into_iter().filter(|status| *status == 200).count();
+        let shown = format!("{}\nanswered\n{}", stream.escape_ascii(), sent.escape_ascii());
+        prop_assert!(done <= messages.len(), "{messages:?} {end}: {shown}");
+        Ok((done, messages[..done].iter().filter(|message| !message.ends_with(':')).count()))
+    });
 }

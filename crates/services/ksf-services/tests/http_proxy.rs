@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::common::{Wire, counter};
+use crate::node::{METHODS, METHODS_RIGHT, request, stream, with_node};
 use ksf::CloseReason;
 use ksf::limits::Limits;
 use ksf::outgoing::{ExchangeRequest, Failure, HangUp, Upstream};
@@ -983,4 +984,53 @@ proptest! {
         prop_assert!(complete || meeting.client.closed().is_some() || meeting.hung_up == Some(false)
             || meeting.dialed.len() == 2, "neither answered nor given up");
     }
+}
+
+/// Backends get a stream of requests, right and wrong, as another reader understands it: one message in each exchange, and a whole one
+/// on a connection that is kept for other clients.
+#[test]
+fn second_reader_finds_one_message_in_each_exchange() {
+    with_node(1000, 100, (stream(request()), 1..200usize, any::<bool>()), |node, (stream, step, is_answered_late)| {
+        let mut meeting = Meeting::new(&proxy(1, true));
+        let (mut connected, mut counts) = (0, (0, 0));
+        let pieces = stream.chunks(step).map(Some).chain([None]);
+        for piece in pieces {
+            if let Some(piece) = piece.filter(|_| meeting.client.closed().is_none()) {
+                meeting.client.feed(piece);
+                meeting.carry_out();
+            }
+            // An answer may have the next exchange begin.
+            loop {
+                if meeting.dialed.len() > connected {
+                    connected = meeting.dialed.len();
+                    meeting.upstream(Upstream::Connected { reused: false });
+                }
+                if connected == 0 || meeting.hung_up.is_some() {
+                    break;
+                }
+                let passed = meeting.passed.clone();
+                // The other reader knows the registered methods alone.
+                let method = passed.split(|byte| *byte == b' ').next().unwrap();
+                if passed.contains(&b' ') && !METHODS[..=METHODS_RIGHT].iter().any(|known| known.as_bytes() == method) {
+                    return Ok(counts);
+                }
+                let (messages, end) = node.read('q', &passed);
+                let shown = format!("{}\npassed as\n{}", stream.escape_ascii(), passed.escape_ascii());
+                prop_assert!(messages.len() <= 1 && ["end", "part"].contains(&&end[..]), "{messages:?} {end}: {shown}");
+                let is_whole = messages.len() == 1 && end == "end";
+                let is_last = piece.is_none();
+                if !(is_last || is_whole && !is_answered_late) {
+                    break;
+                }
+                meeting.backend("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                let is_kept = meeting.dialed.len() > connected || meeting.hung_up == Some(true);
+                prop_assert!(is_whole || !is_kept, "kept in the middle of a message: {shown}");
+                if !is_whole {
+                    break;
+                }
+                counts = (counts.0 + 1, counts.1 + usize::from(!messages[0].ends_with(':')));
+            }
+        }
+        Ok(counts)
+    });
 }

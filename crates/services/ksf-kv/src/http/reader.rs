@@ -222,3 +222,6 @@ impl Reader {
 fn part(bytes: usize) -> Frame {
     Frame::Part(Part { header_bytes: 0, body_bytes: bytes, trailer_bytes: 0, last: true })
 }
+
+#[cfg(test)]
+mod tests;
