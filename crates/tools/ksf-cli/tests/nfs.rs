@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::support::{Server, engines, run, stderr, stdout, value};
 use ksf_proto::oncrpc::{NFS_PROGRAM, Reply};
 use ksf_proto::xdr::{XdrReader, XdrWrite as _};
 use ksf_test::rpc::{self, read_record, record, words};
-use ksf_test::{is_root, program_or_skip, stream, wait_until};
+use ksf_test::{is_root, own_network_or_skip, program_or_skip, skip, stream, wait_until};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 /// One of libnfs' tools, with its words, which name a file of the server by `@NAME`. `None`: it is not here.
@@ -74,7 +74,7 @@ fn tools_of_libnfs_list_read_and_write() {
 #[test]
 fn what_was_acknowledged_survives_kill_9_and_handles_with_it() {
     if !is_root() {
-        return ksf_test::skip("handles that outlive the server need root");
+        return skip("handles that outlive the server need root");
     }
     const WRITERS: usize = 8;
     for engine in engines() {
@@ -143,6 +143,29 @@ fn the_start_says_what_is_exported_and_how_it_is_mounted() {
         assert!(line.contains(&part), "no {part} in {line}");
     }
     server.stop();
+}
+
+/// A fake mount (mount(8), `-f`): mount.nfs reads the options and resolves the host, and leaves out the system call.
+#[test]
+fn mount_of_linux_takes_the_line_that_is_printed() {
+    let Some(()) = own_network_or_skip("mount.nfs mounts for no other user") else { return };
+    let Some(mount) = program_or_skip("mount.nfs") else { return };
+    if TcpListener::bind("[::1]:0").is_err() {
+        return skip("needs IPv6");
+    }
+    for (listen, host) in [("127.0.0.1", ""), ("0.0.0.0", "127.0.0.1"), ("[::1]", ""), ("[::]", "[::1]")] {
+        let place = Place::new();
+        let (export, state, listen) = (place.export(), place.0.path("state"), format!("tcp:{listen}:0"));
+        let args = ["nfs", "--listen", &listen, "--state", state.to_str().unwrap(), "--export"];
+        let server = Server::start(&[&args[..], &[export.to_str().unwrap()]].concat(), 1);
+        let line = server.seen().iter().find_map(|line| line.split_once("to mount it: mount -t nfs -o ")).unwrap().1;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [options, device, "/mnt"] = words[..] else { panic!("{line}") };
+        let device = device.replace("SERVER", host);
+        let fake = Command::new(&mount).args(["-fn", &device]).arg(&export).args(["-o", options]).output().unwrap();
+        assert!(fake.status.success(), "{listen}: {line}: {}", stderr(&fake));
+        server.stop();
+    }
 }
 
 #[test]
@@ -311,7 +334,7 @@ fn the_generator_calls_every_procedure_and_leaves_nothing() {
 fn the_generator_finds_a_byte_that_is_another_one() {
     let place = Place::new();
     let server = place.start("epoll", ",squash=none", &[]);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let address = server.address(" tcp ");
     // Between both: turns over a bit at the end of every long reply, which is data.

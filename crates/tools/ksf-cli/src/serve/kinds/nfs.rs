@@ -136,6 +136,8 @@ fn limits() -> Limits {
 
 /// Mount command of an export.
 fn mount_line(address: SocketAddr, path: &Path) -> String {
+    // mount.nfs takes `tcp` for IPv4 alone (nfs(5)).
+    let (tcp, protocol) = if address.is_ipv4() { ("tcp", "tcp") } else { ("proto=tcp6", "tcp6") };
     let host = match address {
         _ if address.ip().is_unspecified() => "SERVER".to_owned(),
         SocketAddr::V4(address) => address.ip().to_string(),
@@ -143,7 +145,7 @@ fn mount_line(address: SocketAddr, path: &Path) -> String {
     };
     let port = address.port();
     format!(
-        "mount -t nfs -o vers=3,tcp,nolock,port={port},mountport={port},mountproto=tcp {host}:{} /mnt",
+        "mount -t nfs -o vers=3,{tcp},nolock,port={port},mountport={port},mountproto={protocol} {host}:{} /mnt",
         path.display()
     )
 }
@@ -237,12 +239,13 @@ mod tests {
     #[test]
     fn the_line_to_mount_is_one_that_can_be_typed() {
         for (address, wanted) in [
-            ("127.0.0.1:2049", "port=2049,mountport=2049,mountproto=tcp 127.0.0.1:/srv/a /mnt"),
-            ("[::1]:7", "port=7,mountport=7,mountproto=tcp [::1]:/srv/a /mnt"),
-            ("0.0.0.0:7", "port=7,mountport=7,mountproto=tcp SERVER:/srv/a /mnt"),
+            ("127.0.0.1:2049", "tcp,nolock,port=2049,mountport=2049,mountproto=tcp 127.0.0.1"),
+            ("0.0.0.0:7", "tcp,nolock,port=7,mountport=7,mountproto=tcp SERVER"),
+            ("[::1]:7", "proto=tcp6,nolock,port=7,mountport=7,mountproto=tcp6 [::1]"),
+            ("[::]:7", "proto=tcp6,nolock,port=7,mountport=7,mountproto=tcp6 SERVER"),
         ] {
             let line = mount_line(address.parse().unwrap(), Path::new("/srv/a"));
-            assert_eq!(line, format!("mount -t nfs -o vers=3,tcp,nolock,{wanted}"));
+            assert_eq!(line, format!("mount -t nfs -o vers=3,{wanted}:/srv/a /mnt"));
         }
     }
 
