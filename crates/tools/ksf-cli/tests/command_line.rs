@@ -179,7 +179,9 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
         "ksf-kecho",
         "ksf-serve",
         "ksf-nfs",
+        "ksf-nfs-status",
         "ksf-9p",
+        "ksf-9p-status",
         "ksf-doctor",
         "ksf-stat",
         "ksf-rpctest",
@@ -194,6 +196,12 @@ fn manual_pages_exist_for_every_command_and_bare_name() {
     ] {
         let text = std::fs::read_to_string(target.join(format!("{page}.1"))).unwrap();
         assert!(text.contains("EXIT STATUS"), "{page}");
+    }
+    for page in ["ksf-nfs", "ksf-9p"] {
+        let text = std::fs::read_to_string(target.join(format!("{page}.1"))).unwrap();
+        for option in ["squash=", "manage\\-gids", "names="] {
+            assert!(text.contains(option), "{page} lacks {option}");
+        }
     }
     for page in ["kecho", "krpc2", "echotest", "rpctest"] {
         let text = std::fs::read_to_string(target.join(format!("{page}.1"))).unwrap();
