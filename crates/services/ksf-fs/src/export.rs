@@ -13,12 +13,12 @@ use const_siphasher::sip128::SipHasher24;
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 
-use crate::attr::FileType;
+use crate::attr::{FileType, Time};
 use crate::closing::{Closer, Closing};
 use crate::credential::Squash;
 use crate::error::{ErrorKind, FsError};
 use crate::handle::{Handle, Key};
-use crate::ops::{greatest_file_size_max, measured_file_size_max};
+use crate::ops::{TIME_STEP_MIN, greatest_file_size_max, measured_file_size_max, measured_time_step, nameless_file};
 use crate::sys;
 use crate::table::{Origin, Table};
 use crate::uncommitted::Verifier;
@@ -216,6 +216,8 @@ pub struct Export {
     /// Size limit of a regular file. The greatest that the kind of file system has where it cannot be measured: an export that is
     /// read-only may have files of that size.
     pub(crate) file_size_max: u64,
+    /// Step between two times of a file; the finest where it cannot be measured.
+    pub(crate) time_step: Time,
     /// When reads change the time of the last access.
     pub(crate) access_times: AccessTimes,
     /// Most bytes that the kernel reads ahead of a read, twice: the next window begins inside of the last one. `None`: not known.
@@ -330,8 +332,10 @@ impl Export {
         let stat = rustix::fs::statx(&root_descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(|errno| io_error("ask for the folder's attributes")(errno.into()))?;
         let (device, root_inode) = ((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino);
-        let measured = if options.read_only { None } else { measured_file_size_max(&root_descriptor) };
+        let file = if options.read_only { None } else { nameless_file(&root_descriptor) };
+        let measured = file.as_ref().map(measured_file_size_max);
         let file_size_max = measured.unwrap_or_else(|| greatest_file_size_max(kind, block_bytes));
+        let time_step = file.as_ref().and_then(measured_time_step).unwrap_or(TIME_STEP_MIN);
         let closer = Closer::start().map_err(io_error("start the threads that close files"))?;
         Ok(Self {
             path,
@@ -346,6 +350,7 @@ impl Export {
             file_system,
             kind,
             file_size_max,
+            time_step,
             access_times,
             ahead_bytes: ahead_bytes(kind, device),
             closing: Arc::new(Closing::new(closer)),

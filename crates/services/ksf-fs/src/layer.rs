@@ -33,7 +33,7 @@ use crate::uncommitted::{Uncommitted, Verifier};
 /// Locks of an export that keep the changes of one object in order.
 const LOCKS: usize = 1024;
 /// Bytes of a name, at most.
-const NAME_BYTES_MAX: usize = 255;
+pub(crate) const NAME_BYTES_MAX: usize = 255;
 
 /// How a name is looked up: in its folder, on its mount, and never through a link.
 pub(crate) const INSIDE: ResolveFlags = ResolveFlags::BENEATH

@@ -80,8 +80,8 @@ pub use lanes::{LaneCounters, LaneOptions, Lanes};
 pub use layer::{Fs, FsCounters, FsOptions};
 pub use ops::{
     Access, CreateHow, Cursor, Detail, Entry, FILE_SIZE_MAX, FsStat, LOCKS_MAX, LOCKS_OF_FILE_MAX, LOCKS_OF_OPEN_MAX,
-    Listed, LockKind, LockRange, Node, OpenFile, OpenHow, PathConf, ReadDone, Resize, Stable, TIME_DELTA, Written,
-    XATTR_BYTES_MAX, XattrHow, XattrOf,
+    Listed, LockKind, LockRange, Node, OpenFile, OpenHow, PathConf, ReadDone, Resize, Stable, Written, XATTR_BYTES_MAX,
+    XattrHow, XattrOf,
 };
 pub use owed::Owed;
 pub use pool::Length;

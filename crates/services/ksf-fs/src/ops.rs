@@ -17,7 +17,7 @@ use std::ops::{BitAnd, BitOr};
 use crate::attr::{SetAttr, Time};
 use crate::layer::{EXECUTE_BIT, READ_BIT, WRITE_BIT};
 
-pub(crate) use look::{greatest_file_size_max, measured_file_size_max, possible};
+pub(crate) use look::{greatest_file_size_max, measured_file_size_max, measured_time_step, nameless_file, possible};
 pub(crate) use open::{OpenFiles, sync_opened};
 pub(crate) use settle::changed_for_good;
 
@@ -31,7 +31,7 @@ pub use xattr::{XATTR_BYTES_MAX, XattrHow, XattrOf};
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
 
 /// The finest step between two times that file systems keep.
-pub const TIME_DELTA: Time = Time { seconds: 0, nanos: 1 };
+pub(crate) const TIME_STEP_MIN: Time = Time { seconds: 0, nanos: 1 };
 
 /// A set of rights to an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -164,6 +164,8 @@ pub struct FsStat {
 pub struct PathConf {
     /// Bytes of a regular file, at most.
     pub file_size_max: u64,
+    /// Step between two times of a file.
+    pub time_step: Time,
     /// Links to one object, at most.
     pub link_max: u32,
     /// Bytes of a name, at most.

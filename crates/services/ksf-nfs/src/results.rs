@@ -5,7 +5,7 @@ use std::ops::Range;
 use ksf::pool::Chunk;
 use ksf_fs::{
     Access, Attr, Changed, Credential, Cursor, Detail, Entry, FileType, Found, Fs, FsError, Handle, Lane, Linked,
-    Listed, Renamed, Resize, Seen, Stable, TIME_DELTA, WARM_READ_BYTES_MAX, Warm, Wcc,
+    Listed, Renamed, Resize, Seen, Stable, Time, WARM_READ_BYTES_MAX, Warm, Wcc,
 };
 use ksf_proto::xdr::XdrWrite;
 use ksf_services::rpc::{Answered, RpcReply};
@@ -307,7 +307,7 @@ pub(crate) fn run(
             out.put_u32(0);
         }),
         Request::Fsinfo { root } => seen_results(out, fs.pathconf(lane, root), |out, conf| {
-            put_sizes(out, transfer_bytes_max, conf.file_size_max);
+            put_sizes(out, transfer_bytes_max, conf.file_size_max, conf.time_step);
         }),
         Request::Pathconf { object } => seen_results(out, fs.pathconf(lane, object), |out, conf| {
             out.put_u32(conf.link_max);
@@ -356,7 +356,7 @@ pub(crate) fn committed(out: &mut Vec<u8>, done: Changed<[u8; 8]>) -> Ran {
 }
 
 /// What FSINFO tells behind the attributes.
-fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32, file_size_max: u64) {
+fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32, file_size_max: u64, time_step: Time) {
     // READ and WRITE: greatest, best, and what lengths should be multiples of.
     for _ in 0..2 {
         out.put_u32(transfer_bytes_max);
@@ -366,7 +366,7 @@ fn put_sizes(out: &mut Vec<u8>, transfer_bytes_max: u32, file_size_max: u64) {
     // READDIR: best.
     out.put_u32(listing_bytes_max(transfer_bytes_max));
     out.put_u64(file_size_max);
-    put_time(out, TIME_DELTA);
+    put_time(out, time_step);
     out.put_u32(PROPERTIES);
 }
 

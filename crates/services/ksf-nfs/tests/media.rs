@@ -120,17 +120,21 @@ impl Client {
     }
 }
 
-/// `maxfilesize` of FSINFO and `linkmax` of PATHCONF.
-fn limits(client: &mut Client, root: &[u8]) -> (u64, u32) {
+/// `maxfilesize` and `time_delta` of FSINFO.
+fn sizes(client: &mut Client, root: &[u8]) -> (u64, [u32; 2]) {
     let sizes = client.done(19, &handle(root));
     let mut r = XdrReader::new(&sizes);
     Attr::read_option(&mut r).unwrap();
     let _transfers: [u32; 7] = std::array::from_fn(|_| r.u32().unwrap());
-    let size_max = r.u64().unwrap();
+    (r.u64().unwrap(), std::array::from_fn(|_| r.u32().unwrap()))
+}
+
+/// `maxfilesize` of FSINFO and `linkmax` of PATHCONF.
+fn limits(client: &mut Client, root: &[u8]) -> (u64, u32) {
     let names = client.done(20, &handle(root));
     let mut r = XdrReader::new(&names);
     Attr::read_option(&mut r).unwrap();
-    (size_max, r.u32().unwrap())
+    (sizes(client, root).0, r.u32().unwrap())
 }
 
 /// Checks the limits against the kernel, which seeks to no offset above the size limit of a file.
@@ -229,15 +233,19 @@ fn an_ext4_is_served() {
 /// Blocks of their files are found by indirect blocks, which reach less far than extents.
 #[test]
 fn an_ext2_and_an_ext3_have_their_limits() {
-    for (kind, block_bytes, gib) in [("ext2", "1024", 16..17), ("ext3", "1024", 16..17), ("ext3", "4096", 2000..2048)] {
+    // Inodes of 128 bytes have no room for parts of a second.
+    for (kind, block_bytes, inode_bytes, gib) in
+        [("ext2", "1024", "128", 16..17), ("ext3", "1024", "256", 16..17), ("ext3", "4096", "256", 2000..2048)]
+    {
         with_mounts(|| {
-            let Some(_disk) = other_disk(kind, &["-b", block_bytes]) else { return };
+            let Some(_disk) = other_disk(kind, &["-b", block_bytes, "-I", inode_bytes]) else { return };
             let place = Place::new();
             let serving = serve(&place);
             let (mut client, root) = serving.mount(&data(""));
             let known = limits(&mut client, &root);
             assert!(gib.contains(&(known.0 >> 30)), "{kind}, blocks of {block_bytes}: {} bytes", known.0);
             limits_are_exact(&mut client, &root, known);
+            assert_eq!(sizes(&mut client, &root).1, if inode_bytes == "128" { [1, 0] } else { [0, 1] });
             serving.stop();
             // The server makes no file on an export that is read-only, and the client must not take its limit for a smaller one.
             let options = ExportOptions { read_only: true, ..ExportOptions::default() };

@@ -2,10 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Mode as Permissions, OFlags, SeekFrom, StatVfs, fstatfs, fstatvfs, openat, seek};
+use rustix::fs::{
+    AtFlags, Mode as Permissions, OFlags, SeekFrom, StatVfs, StatxFlags, Timespec, Timestamps, fstatfs, fstatvfs,
+    futimens, openat, seek, statx,
+};
 
 use super::{Access, FILE_SIZE_MAX, FsStat, PathConf};
-use crate::attr::{Attr, FileType, Found, Seen};
+use crate::attr::{Attr, FileType, Found, Seen, Time};
 use crate::credential::Credential;
 use crate::descriptors::Mode;
 use crate::error::{ErrorKind, FsError};
@@ -13,7 +16,7 @@ use crate::export::Export;
 use crate::handle::Handle;
 use crate::inside::open_up;
 use crate::lane::Lane;
-use crate::layer::{Fs, Node, checked_name, name_error};
+use crate::layer::{Fs, NAME_BYTES_MAX, Node, checked_name, name_error};
 use crate::rights::Question;
 use crate::sys;
 
@@ -25,16 +28,33 @@ const FAT: i64 = 0x4d44;
 const LINK_MAX: [(i64, u32); 4] =
     [(EXT4, 65_000), (0x5846_5342, i32::MAX as u32), (0x9123_683e, 65_535), (0x0102_1994, i32::MAX as u32)];
 
-/// Size limit of a new regular file in a directory. `None`: this process cannot create one there without a name.
+/// A new regular file in a directory, without a name. `None`: this process cannot create one there.
+pub(crate) fn nameless_file(dir: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    openat(dir, c".", flags, Permissions::RUSR | Permissions::WUSR).ok()
+}
+
+/// Size limit of a regular file.
 ///
 /// No system call returns the limit, but lseek(2) fails above it. A file of ext4 has another limit with extents than with indirect
 /// blocks, as files of ext2 and ext3 have, and statfs(2) reports the same type for the three.
-pub(crate) fn measured_file_size_max(dir: &OwnedFd) -> Option<u64> {
-    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = openat(dir, c".", flags, Permissions::RUSR | Permissions::WUSR).ok()?;
-    let allows = |size| seek(&file, SeekFrom::Start(size)).is_ok();
+pub(crate) fn measured_file_size_max(file: &OwnedFd) -> u64 {
+    let allows = |size| seek(file, SeekFrom::Start(size)).is_ok();
     let bits = (0..i64::BITS - 1).rev().map(|bit| 1 << bit);
-    Some(bits.fold(0, |size, bit| if allows(size | bit) { size | bit } else { size }))
+    bits.fold(0, |size, bit| if allows(size | bit) { size | bit } else { size })
+}
+
+/// Step between two times of a file. `None`: it is more than two seconds, or the file keeps no times.
+///
+/// The file gets a time just before one that steps of all usual lengths have, and keeps the last step before it.
+pub(crate) fn measured_time_step(file: &OwnedFd) -> Option<Time> {
+    const SECOND_NANOS: i64 = 1_000_000_000;
+    let set = Timespec { tv_sec: 1_000_000_001, tv_nsec: SECOND_NANOS - 1 };
+    futimens(file, &Timestamps { last_access: set, last_modification: set }).ok()?;
+    let kept = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MTIME).ok()?.stx_mtime;
+    let step = (set.tv_sec - kept.tv_sec) * SECOND_NANOS + SECOND_NANOS - i64::from(kept.tv_nsec);
+    let time = Time { seconds: step / SECOND_NANOS, nanos: (step % SECOND_NANOS) as u32 };
+    (1..=2 * SECOND_NANOS).contains(&step).then_some(time)
 }
 
 /// Greatest size limit of a regular file on a kind of file system. xfs, btrfs and tmpfs have the kernel's own limit.
@@ -45,6 +65,11 @@ pub(crate) fn greatest_file_size_max(kind: i64, block_bytes: u64) -> u64 {
         FAT => u64::from(u32::MAX),
         _ => FILE_SIZE_MAX,
     }
+}
+
+/// Bytes of a name, at most. `reported`: by statfs(2), which counts bytes of UTF-8 for FAT.
+fn name_max(reported: i64) -> u32 {
+    usize::try_from(reported).map_or(NAME_BYTES_MAX, |max| max.min(NAME_BYTES_MAX)) as u32
 }
 
 /// Counts of a file system in the units of [`FsStat`], each at most [`FILE_SIZE_MAX`].
@@ -189,8 +214,9 @@ impl Fs {
             let known = LINK_MAX.iter().find(|(kind, _)| *kind == stat.f_type);
             Ok(PathConf {
                 file_size_max: export.file_size_max,
+                time_step: export.time_step,
                 link_max: known.map_or(255, |(_, max)| *max),
-                name_max: u32::try_from(stat.f_namelen).unwrap_or(255),
+                name_max: name_max(stat.f_namelen),
                 no_trunc: true,
                 chown_restricted: true,
                 case_insensitive: false,
@@ -232,6 +258,12 @@ mod tests {
             assert_eq!([seen.total_bytes, seen.free_bytes, seen.available_bytes], [expected.0; 3]);
             assert_eq!([seen.total_files, seen.free_files, seen.available_files], [expected.1; 3]);
         }
+    }
+
+    #[test]
+    fn names_have_no_more_bytes_than_a_name_of_a_call_may_have() {
+        // FAT, ext4, eCryptfs, and none.
+        assert_eq!([1530, 255, 143, -1].map(name_max), [255, 255, 143, 255]);
     }
 
     #[test]
