@@ -294,6 +294,7 @@ fn files_of_a_subvolume_are_listed_as_they_are_looked_up() {
             hits() >= known + 8
         });
         for (name, _, found) in list(&mut client, &volume, true, 8192) {
+            let name = String::from_utf8(name).unwrap();
             if !name.starts_with('.') {
                 assert_eq!(found.unwrap().1, client.lookup(&volume, &name), "{name}");
             }

@@ -1,11 +1,16 @@
 //! Each procedure does what RFC 1813 says of it, and fails as it says: what a client sees is held against the folder.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use ksf::engine::EngineKind;
 
-use crate::common::{Attr, Client, OK, Place, Wcc, handle, made, mode, named, read_args, split, wcc, write_args};
+use crate::common::{
+    Attr, Client, OK, Place, Wcc, handle, made, mode, named, named_bytes, read_args, split, wcc, write_args,
+};
 use ksf_proto::oncrpc::{Accepted, MOUNT_PROGRAM, NFS_PROGRAM, Reply, ReplyStatus};
 use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
@@ -259,7 +264,7 @@ fn folders_links_and_nodes_are_made_and_removed() {
 }
 
 /// The entries of a folder by READDIR or READDIRPLUS: name, cookie, and with PLUS the attributes and the handle.
-type Listed = (String, u64, Option<(Attr, Vec<u8>)>);
+type Listed = (Vec<u8>, u64, Option<(Attr, Vec<u8>)>);
 
 pub(crate) fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> Vec<Listed> {
     let (mut cookie, mut verifier, mut all) = (0, 0, Vec::new());
@@ -278,14 +283,14 @@ pub(crate) fn list(client: &mut Client, dir: &[u8], plus: bool, count: u32) -> V
         verifier = r.u64().unwrap();
         while r.bool().unwrap() {
             let fileid = r.u64().unwrap();
-            let name = String::from_utf8(r.opaque(255).unwrap().to_vec()).unwrap();
+            let name = r.opaque(255).unwrap().to_vec();
             cookie = r.u64().unwrap();
             let attr = if plus { Attr::read_option(&mut r) } else { None };
             let handle = if plus { r.option(|r| r.opaque(64)).unwrap().map(<[u8]>::to_vec) } else { None };
             if let Some(attr) = attr {
-                assert_eq!(attr.fileid, fileid, "{name}");
+                assert_eq!(attr.fileid, fileid, "{}", name.escape_ascii());
             }
-            assert_eq!(attr.is_some(), handle.is_some(), "{name}");
+            assert_eq!(attr.is_some(), handle.is_some(), "{}", name.escape_ascii());
             all.push((name, cookie, attr.zip(handle)));
         }
         let eof = r.bool().unwrap();
@@ -317,7 +322,8 @@ fn listings_have_each_entry_once_whatever_fits() {
         cookies.dedup();
         assert_eq!(cookies.len(), entries.len(), "cookies are unique");
         entries.sort_by(|one, other| one.0.cmp(&other.0));
-        assert!(entries.iter().map(|(name, _, _)| name).eq(&names), "plus={plus} count={count}");
+        let listed = entries.iter().map(|(name, _, _)| name.as_slice());
+        assert!(listed.eq(names.iter().map(String::as_bytes)), "plus={plus} count={count}");
     }
     // Not even one entry fits.
     let mut args = handle(&root);
@@ -330,7 +336,9 @@ fn listings_have_each_entry_once_whatever_fits() {
 
 #[test]
 fn entries_have_handle_and_attributes_of_lookup() {
+    let odd = [&b"\xff\xfe\n "[..], &[0x80; 255], &[b'l'; 255]];
     let place = Place::new();
+    odd.iter().for_each(|name| fs::write(place.path("").join(OsStr::from_bytes(name)), "odd").unwrap());
     fs::create_dir(place.path("folder")).unwrap();
     fs::write(place.path("file"), "text").unwrap();
     std::os::unix::fs::symlink("file", place.path("link")).unwrap();
@@ -340,12 +348,17 @@ fn entries_have_handle_and_attributes_of_lookup() {
     // The second time the server may know the handles.
     for _ in 0..2 {
         let entries = list(&mut client, &root, true, 8192);
-        assert_eq!(entries.len(), 6);
+        let names: BTreeSet<_> = entries.iter().map(|entry| &entry.0[..]).collect();
+        let plain = [&b"."[..], b"..", b"folder", b"file", b"link", b"socket"];
+        assert_eq!((names, entries.len()), (plain.into_iter().chain(odd).collect(), plain.len() + odd.len()));
+        assert!(
+            list(&mut client, &root, false, 8192).iter().map(|entry| &entry.0).eq(entries.iter().map(|entry| &entry.0))
+        );
         for (name, _, found) in entries {
-            let rest = client.done(3, &named(&root, &name));
+            let rest = client.done(3, &named_bytes(&root, &name));
             let mut r = XdrReader::new(&rest);
             let handle = r.opaque(64).unwrap().to_vec();
-            assert_eq!(found, Some((Attr::read_option(&mut r).unwrap(), handle)), "{name}");
+            assert_eq!(found, Some((Attr::read_option(&mut r).unwrap(), handle)), "{}", name.escape_ascii());
         }
     }
     serving.stop();

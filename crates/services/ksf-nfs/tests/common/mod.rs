@@ -260,8 +260,12 @@ pub(crate) fn handle(handle: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn named(dir: &[u8], name: &str) -> Vec<u8> {
+    named_bytes(dir, name.as_bytes())
+}
+
+pub(crate) fn named_bytes(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut out = handle(dir);
-    out.put_opaque(name.as_bytes());
+    out.put_opaque(name);
     out
 }
 
