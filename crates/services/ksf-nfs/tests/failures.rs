@@ -14,8 +14,8 @@ use ksf_proto::xdr::{XdrReader, XdrWrite};
 use ksf_test::rpc::words;
 use ksf_test::{is_root, own_run_or_skip, succeeds};
 
-use crate::common::{Attr, Client, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
-use crate::other_client::OtherClient;
+use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, mode, named, read_args, write_args};
+use crate::other_client::{OtherClient, mount_failure};
 use crate::procedures::arguments;
 
 const PERM: u32 = 1;
@@ -37,6 +37,8 @@ const NOT_SYNC: u32 = 10_002;
 const BAD_COOKIE: u32 = 10_003;
 const NOTSUPP: u32 = 10_004;
 const TOOSMALL: u32 = 10_005;
+/// `MNT3ERR_SERVERFAULT`.
+const SERVERFAULT: u32 = 10_006;
 const BADTYPE: u32 = 10_007;
 const JUKEBOX: u32 = 10_008;
 
@@ -101,6 +103,28 @@ fn assert_fail(serving: &Serving, client: &mut Client, calls: Vec<Call>) {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Status of a call that fails with the attributes of each of its objects: a second try, by `nfs3_client`, fails alike.
+#[track_caller]
+pub(crate) fn failure(client: &mut Client, procedure: u32, args: &[u8]) -> u32 {
+    let (status, rest) = client.nfs(procedure, args);
+    assert_ne!(status, OK, "procedure {procedure}");
+    let by_other = OtherClient::beside(client).failure(procedure, args);
+    assert_eq!(by_other, (status, objects(procedure, &rest)), "procedure {procedure}");
+    with_attributes(by_other)
+}
+
+/// [`failure`] of a call that may have another result the second time.
+#[track_caller]
+pub(crate) fn only_failure(client: &Client, procedure: u32, args: &[u8]) -> u32 {
+    with_attributes(OtherClient::beside(client).failure(procedure, args))
+}
+
+#[track_caller]
+fn with_attributes((status, objects): (u32, Vec<u64>)) -> u32 {
+    assert!(!objects.contains(&0), "status {status} without attributes: {objects:?}");
+    status
+}
+
 pub(crate) fn inode(path: impl AsRef<Path>) -> u64 {
     fs::symlink_metadata(path).unwrap().ino()
 }
@@ -148,7 +172,7 @@ fn list_args(dir: &[u8], (cookie, verifier): (u64, u64), counts: &[u32]) -> Vec<
 #[test]
 fn attributes_follow_each_failure() {
     let place = Place::new();
-    fs::create_dir_all(place.path("folder/inside")).unwrap();
+    ["folder/inside", "full/inside"].iter().for_each(|path| fs::create_dir_all(place.path(path)).unwrap());
     fs::write(place.path("file"), "text").unwrap();
     symlink("file", place.path("link")).unwrap();
     succeeds(&["mkfifo", place.path("fifo").to_str().unwrap()]);
@@ -213,6 +237,7 @@ fn attributes_follow_each_failure() {
         (14, [named(&root, "none"), named(&folder, "x")].concat(), NOENT, vec![root_at, folder_at]),
         (14, [named(&root, "file"), named(&root, "folder")].concat(), ISDIR, vec![root_at, root_at]),
         (14, [named(&root, "folder"), named(&folder, "x")].concat(), INVAL, vec![root_at, folder_at]),
+        (14, [named(&folder, "inside"), named(&root, "full")].concat(), NOTEMPTY, vec![folder_at, root_at]),
         (14, [named(&root, "file"), named(&folder, "..")].concat(), INVAL, vec![root_at, folder_at]),
         (14, [named(&file, "x"), named(&root, "x")].concat(), NOTDIR, vec![file_at, root_at]),
         (14, [named(&root, "file"), named(&file, "x")].concat(), NOTDIR, vec![root_at, file_at]),
@@ -325,6 +350,7 @@ fn attributes_follow_each_failure_of_the_machine() {
         fs::create_dir("/etc/passwd").unwrap();
         fs::write("/etc/nsswitch.conf", "passwd: files\n").unwrap();
         fs::create_dir(full.join("mounted")).unwrap();
+        fs::create_dir(place.path("below")).unwrap();
         let managed = place.export_as(ExportOptions { manage_gids: true, ..ExportOptions::default() });
         let exports = vec![managed, ExportSettings { path: full.to_owned(), ..place.export() }];
         let serving = serve_all(&place, exports);
@@ -332,7 +358,10 @@ fn attributes_follow_each_failure_of_the_machine() {
 
         let (root, root_at) = (root_of(&serving, &place.path("")), inode(place.path("")));
         let calls = each_procedure(&root, JUKEBOX, root_at);
-        assert_fail(&serving, &mut serving.user(1000, 1000, &[]), calls.collect());
+        let mut client = serving.user(1000, 1000, &[]);
+        assert_fail(&serving, &mut client, calls.collect());
+        // MOUNT has no status for later.
+        assert_eq!(mount_failure(&mut client, &place.path("below")), SERVERFAULT);
 
         let mut client = serving.client();
         let (root, root_at) = (client.mnt(full).unwrap(), inode(full));

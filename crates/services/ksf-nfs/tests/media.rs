@@ -10,8 +10,8 @@ use std::path::Path;
 use crate::common::disk::{
     BLOCK, DISK, Disk, Frozen, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
 };
-use crate::common::{Attr, Client, OK, Place, Serving, Wcc, handle, made, mode, named, read_args, split, write_args};
-use crate::failures::inode;
+use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
+use crate::failures::{failure, inode, only_failure};
 use crate::other_client::OtherClient;
 use crate::procedures::list;
 use ksf::engine::EngineKind;
@@ -84,7 +84,7 @@ fn a_full_disk_is_told_and_loses_nothing() {
             }
         };
         assert_eq!((status, end > IMAGE_BYTES / 4), (NOSPC, true), "{end} bytes");
-        assert_eq!(write(&mut client, &large, end, FILE_SYNC, &[b'l'; 16 * BLOCK]), Err(NOSPC));
+        assert_eq!(failure(&mut client, 7, &write_args(&large, end, FILE_SYNC, &[b'l'; 16 * BLOCK])), NOSPC);
         // CREATE and MKDIR, when folder and table of inodes have no room either.
         let long = "n".repeat(250);
         let mut statuses = (0..1000).map(|number| create(&mut client, &root, &format!("{number}{long}")));
@@ -370,6 +370,13 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         // Names take room, too.
         let mut statuses = (0..10_000).map(|number| create(&mut client, &root, &format!("{number}")));
         assert_eq!(statuses.find(|status| *status != OK), Some(DQUOT));
+        // What was accepted is kept.
+        assert_eq!(commit(&mut client, &file), Ok(verifier));
+        // With all on the disk, a second try finds no more room than the first.
+        while let Ok((count, _)) = write(&mut client, &file, end, FILE_SYNC, &[b'l'; 64 * BLOCK]) {
+            assert!(end < 64 << 20, "the quota has no end");
+            end += u64::from(count);
+        }
         let kept = names();
         let rename = (14, [named(&root, "file"), named(&root, "new")].concat());
         for (procedure, args) in making(&root, &file, "new").into_iter().chain([rename]) {
@@ -378,8 +385,7 @@ fn a_quota_that_is_used_up_is_told_and_others_go_on() {
         }
         let mkdir = [named(&root, "new"), mode(0o755)].concat();
         assert_eq!(OtherClient::beside(&client).failure(9, &mkdir), (DQUOT, vec![inode(data(""))]));
-        // What was accepted is kept.
-        assert_eq!(commit(&mut client, &file), Ok(verifier));
+        assert_eq!(failure(&mut client, 7, &write_args(&file, end, FILE_SYNC, &[b'l'; 64 * BLOCK])), DQUOT);
         assert_eq!(read(&mut client, &file, 2), b"aa");
         // To cut a file within a block writes that block.
         let cut = [handle(&file), words(&[0, 0, 0, 1, 0, 1000, 0, 0, 0])].concat();
@@ -422,9 +428,9 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
         let (_, before) = write(&mut client, &bad, BLOCK as u64, UNSTABLE, &[b'B'; 16 * BLOCK]).unwrap();
         assert_eq!(write(&mut client, &good, 0, UNSTABLE, b"G"), Ok((1, before)));
         // SETATTR brings the file to the medium, too. COMMIT tells of the failure all the same.
-        let status = failure(&mut client, 2, &[handle(&bad), mode(0o600), words(&[0])].concat());
+        let status = only_failure(&client, 2, &[handle(&bad), mode(0o600), words(&[0])].concat());
         assert!([IO, NOSPC].contains(&status), "{status}");
-        let status = commit(&mut client, &bad).unwrap_err();
+        let status = only_failure(&client, 21, &read_args(&bad, 0, 0));
         assert!([IO, NOSPC].contains(&status), "{status}");
         // Who has written another file sends it again, and then it is there.
         let after = commit(&mut client, &good).unwrap();
@@ -432,7 +438,7 @@ fn what_cannot_be_written_out_is_told_at_commit_and_changes_the_verifier() {
         assert_eq!(write(&mut client, &good, 0, UNSTABLE, b"G"), Ok((1, after)));
         assert_eq!(commit(&mut client, &good), Ok(after));
         // A stable write that fails is not acknowledged, and is a loss, too.
-        let status = write(&mut client, &bad, BLOCK as u64, FILE_SYNC, &[b'B'; 16 * BLOCK]).unwrap_err();
+        let status = only_failure(&client, 7, &write_args(&bad, BLOCK as u64, FILE_SYNC, &[b'B'; 16 * BLOCK]));
         assert!([IO, NOSPC].contains(&status), "{status}");
         let last = commit(&mut client, &good).unwrap();
         assert!(last != after && last != before);
@@ -477,9 +483,9 @@ fn a_medium_that_takes_nothing_more_is_told_and_other_exports_go_on() {
         let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
         let (_, of_other) = write(&mut client, &other, 0, UNSTABLE, b"other").unwrap();
 
-        assert_eq!(commit(&mut client, &lost), Err(IO));
+        assert_eq!(only_failure(&client, 21, &read_args(&lost, 0, 0)), IO);
         // Nothing is acknowledged that is not on the medium.
-        let stable = write(&mut client, &lost, 0, FILE_SYNC, b"again").unwrap_err();
+        let stable = only_failure(&client, 7, &write_args(&lost, 0, FILE_SYNC, b"again"));
         let created = create(&mut client, &root, "new");
         let removed = client.nfs(12, &named(&root, "safe")).0;
         for status in [stable, created, removed] {
@@ -526,22 +532,6 @@ fn changing(root: &[u8], file: &[u8], name: &str) -> Vec<(u32, Vec<u8>)> {
     all
 }
 
-/// The status of a call that fails, which has all attributes that its results have room for.
-#[track_caller]
-fn failure(client: &mut Client, procedure: u32, args: &[u8]) -> u32 {
-    let (status, rest) = client.nfs(procedure, args);
-    assert_ne!(status, OK, "procedure {procedure}");
-    let mut r = XdrReader::new(&rest);
-    let attr = match procedure {
-        14 => Wcc::read(&mut r).after.and(Wcc::read(&mut r).after),
-        15 => Attr::read_option(&mut r).and(Wcc::read(&mut r).after),
-        _ => Wcc::read(&mut r).after,
-    };
-    assert!(attr.is_some(), "procedure {procedure} with status {status}");
-    r.finish().unwrap();
-    status
-}
-
 fn names() -> BTreeSet<String> {
     fs::read_dir(data("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
@@ -561,10 +551,10 @@ fn a_change_of_names_or_attributes_that_does_not_reach_the_medium_is_told() {
             let (_, before) = write(&mut client, &lost, 0, UNSTABLE, b"lost").unwrap();
             let (procedure, args) = changing(&root, &file, "new").swap_remove(number);
             // ext4 becomes read-only at the failure of its journal, which may meet the medium before the call does.
-            let status = failure(&mut client, procedure, &args);
+            let status = only_failure(&client, procedure, &args);
             assert!([IO, ROFS].contains(&status), "{status} by procedure {procedure}");
             // What was accepted before it is lost, too.
-            let status = commit(&mut client, &lost).unwrap_err();
+            let status = only_failure(&client, 21, &read_args(&lost, 0, 0));
             assert!([IO, ROFS].contains(&status), "{status} after procedure {procedure}");
             let after = serving.nfs.exports().next().unwrap().verifier();
             assert_ne!(u64::from_be_bytes(after), before, "after procedure {procedure}");

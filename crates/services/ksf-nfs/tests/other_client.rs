@@ -5,19 +5,21 @@
 use std::future::Future;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use nfs3_client::io::{AsyncRead, AsyncWrite};
-use nfs3_client::nfs3_types::mount::{dirpath, mountres3_ok};
+use nfs3_client::nfs3_types::mount::{dirpath, mountres3, mountres3_ok, mountstat3};
 use nfs3_client::nfs3_types::nfs3::*;
 use nfs3_client::nfs3_types::rpc::{auth_flavor, auth_unix, opaque_auth};
 use nfs3_client::nfs3_types::xdr_codec::{Opaque, Pack, Unpack, Void};
 use nfs3_client::rpc::RpcClient;
-use nfs3_client::{MountClient, Nfs3Client, RpcError};
+use nfs3_client::{MountClient, MountError, Nfs3Client, RpcError};
 
 use crate::common::{Client, Place};
-use ksf_proto::oncrpc::NFS_PROGRAM;
+use ksf_proto::oncrpc::{MOUNT_PROGRAM, NFS_PROGRAM};
 use ksf_test::{root_or_skip, stream};
 
 /// A connection that waits, so that no future ever does.
@@ -122,6 +124,16 @@ impl OtherClient {
     }
 }
 
+/// Status of an MNT that fails, which both clients understand alike.
+#[track_caller]
+pub(crate) fn mount_failure(client: &mut Client, path: &Path) -> u32 {
+    let status = client.mnt(path).expect_err("a refusal");
+    let (mut other, args) = (OtherClient::beside(client), dirpath(Opaque::borrowed(path.as_os_str().as_bytes())));
+    let results = now(other.0.call(MOUNT_PROGRAM, 3, 1, &args)).expect("a reply that is one");
+    assert!(matches!(results, mountres3::Err(other) if other as u32 == status), "{status} and {results:?}");
+    status
+}
+
 /// [`OtherClient::failure`], with `objects` in the results of its procedure.
 #[track_caller]
 fn told<T, E, const COUNT: usize>(
@@ -152,7 +164,8 @@ fn another_client_understands_each_result_of_each_procedure() {
     let path = || dirpath(Opaque::borrowed(path.as_os_str().as_encoded_bytes()));
     now(mount.null()).unwrap();
     let mountres3_ok { fhandle, .. } = now(mount.mnt(path())).unwrap();
-    assert!(now(mount.mnt(dirpath(Opaque::borrowed(b"/nothing")))).is_err());
+    let refused = now(mount.mnt(dirpath(Opaque::borrowed(b"/nothing"))));
+    assert!(matches!(refused, Err(MountError::Denied(mountstat3::MNT3ERR_NOENT))), "{refused:?}");
     assert_eq!(now(mount.dump()).unwrap().into_inner().len(), 1);
     assert_eq!(now(mount.export()).unwrap().into_inner().len(), 1);
     now(mount.umnt(path())).unwrap();

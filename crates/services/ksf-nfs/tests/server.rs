@@ -9,6 +9,7 @@ use std::sync::mpsc::{TryRecvError, channel};
 use crate::common::{
     Attr, Client, OK, Place, Wcc, handle, hold_lanes, made, mode, named, read_args, split, write_args,
 };
+use crate::other_client::mount_failure;
 use ksf::engine::EngineKind;
 use ksf::limits::Limits;
 use ksf_fs::{ExportOptions, HandleSource, Squash};
@@ -21,7 +22,10 @@ use ksf_test::{own_run_or_skip, root_or_skip, skip, succeeds, wait_until};
 const PERM: u32 = 1;
 const NOENT: u32 = 2;
 const ACCES: u32 = 13;
+const NOTDIR: u32 = 20;
+const INVAL: u32 = 22;
 const ROFS: u32 = 30;
+const NAMETOOLONG: u32 = 63;
 
 /// Mounts, lists, reads, writes, renames and removes.
 fn works(client: &mut Client, place: &Place) {
@@ -242,10 +246,10 @@ fn who_may_not_mount_is_told_at_mnt_and_at_every_call() {
     let serving = place.serve_all(EngineKind::Epoll, vec![place.export(), elsewhere, secured.clone()]);
     let mut client = serving.client();
     assert!(client.mnt(&place.path("")).is_ok());
-    assert_eq!(client.mnt(&other), Err(ACCES));
-    assert_eq!(client.mnt(&secure), Err(ACCES), "from a port that every user may have");
-    assert_eq!(client.mnt("/nowhere".as_ref()), Err(NOENT));
-    assert_eq!(client.mnt(&place.path("..")), Err(NOENT));
+    assert_eq!(mount_failure(&mut client, &other), ACCES);
+    assert_eq!(mount_failure(&mut client, &secure), ACCES, "from a port that every user may have");
+    assert_eq!(mount_failure(&mut client, "/nowhere".as_ref()), NOENT);
+    assert_eq!(mount_failure(&mut client, &place.path("..")), NOENT);
     // EXPORT: each with its clients.
     let rest = client.mount(5, &[]);
     let mut r = XdrReader::new(&rest);
@@ -332,9 +336,24 @@ fn folders_below_an_export_are_mounted_and_links_are_not_followed() {
     let a = client.lookup(&root, "a");
     let b = client.lookup(&a, "b");
     assert_eq!(client.mnt(&place.path("a/b/")), Ok(b));
-    assert_eq!(client.mnt(&place.path("a/c")), Err(NOENT));
-    for path in ["a/file", "a/file/x", "link", "link/etc"] {
-        assert_eq!(client.mnt(&place.path(path)), Err(20), "{path}");
+    let (long, longest) = ("n".repeat(256), "n".repeat(255));
+    for (path, status) in [
+        ("a/c", NOENT),
+        ("a/file", NOTDIR),
+        ("a/file/x", NOTDIR),
+        ("link", NOTDIR),
+        ("link/etc", NOTDIR),
+        (&longest, NOENT),
+        (&long, NAMETOOLONG),
+        ("a\0b", INVAL),
+    ] {
+        assert_eq!(mount_failure(&mut client, &place.path(path)), status, "{path:?}");
+    }
+    // The longest path of the protocol, and a longer one.
+    for (length, expected) in [(1024, Accepted::Success), (1025, Accepted::GarbageArgs)] {
+        let mut args = Vec::new();
+        args.put_opaque(&vec![b'/'; length]);
+        assert_eq!(client.ask(MOUNT_PROGRAM, 3, 1, &args).0, ReplyStatus::Accepted(expected), "{length} bytes");
     }
     // DUMP knows what was mounted, until UMNT and UMNTALL.
     let dumped = |client: &mut Client| {
