@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::disk::{
@@ -12,7 +13,7 @@ use crate::common::disk::{
 };
 use crate::common::{Attr, Client, OK, Place, Serving, handle, made, mode, named, read_args, split, write_args};
 use crate::failures::{failure, inode, only_failure};
-use crate::other_client::OtherClient;
+use crate::other_client::{OtherClient, mount_failure};
 use crate::procedures::list;
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
@@ -679,6 +680,53 @@ fn bytes_that_cannot_be_read_are_not_told_to_be_behind_the_end() {
         let read = read_args(&file, bad, 4096);
         assert_eq!(client.nfs(6, &read).0, IO);
         assert_eq!(OtherClient::beside(&client).failure(6, &read), (IO, vec![inode(data("file"))]));
+        serving.stop();
+    });
+}
+
+/// Zeroes the entries of a new directory on the disk, and mounts the disk again.
+fn damage_directory(disk: &Disk, name: &str) {
+    const ENTRY: &str = "an entry of the damaged directory";
+    /// Behind "." and "..", and the head of the entry.
+    const AT: usize = 12 + 12 + 8;
+    fs::create_dir(data(name)).unwrap();
+    fs::create_dir(data(name).join(ENTRY)).unwrap();
+    unmount();
+    let image = File::options().read(true).write(true).open(&disk.image).unwrap();
+    let (mut block, mut damaged) = ([0; BLOCK], 0);
+    for at in (0..IMAGE_BYTES).step_by(BLOCK) {
+        image.read_exact_at(&mut block, at).unwrap();
+        // The journal may have a copy.
+        if block[AT..].starts_with(ENTRY.as_bytes()) {
+            image.write_all_at(&[0; BLOCK], at).unwrap();
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "the directory is not on the disk");
+    disk.mount();
+}
+
+/// No entry is told to be missing because the medium failed.
+#[test]
+fn a_directory_that_cannot_be_read_is_told_by_each_procedure_that_reads_it() {
+    with_mounts(|| {
+        let (disk, place) = (Disk::new(), Place::new());
+        fs::create_dir_all(data("")).unwrap();
+        damage_directory(&disk, "damaged");
+        let serving = serve(&place);
+        let (mut client, root) = serving.mount(&data(""));
+        let damaged = client.lookup(&root, "damaged");
+        for (procedure, args) in [
+            (3, named(&damaged, "name")),
+            (16, [handle(&damaged), words(&[0, 0, 0, 0, 4096])].concat()),
+            (17, [handle(&damaged), words(&[0, 0, 0, 0, 4096, 4096])].concat()),
+            (12, named(&damaged, "name")),
+            (8, [named(&damaged, "name"), words(&[0]), mode(0o644)].concat()),
+        ] {
+            assert_eq!(failure(&mut client, procedure, &args), IO, "procedure {procedure}");
+        }
+        assert_eq!(mount_failure(&mut client, &data("damaged/name")), IO);
+        client.create(&root, "new");
         serving.stop();
     });
 }

@@ -53,7 +53,7 @@ impl Disk {
         Self { image }
     }
 
-    fn mount(&self) {
+    pub(crate) fn mount(&self) {
         mount_image(self.image.as_ref(), DISK.as_ref());
     }
 
