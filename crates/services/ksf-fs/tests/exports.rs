@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
@@ -11,7 +12,7 @@ use ksf_test::{Folder, own_run_or_skip, root_or_skip, skip, succeeds};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Why a path cannot be exported beside those that are.
-fn refused(fs: &mut Fs, path: &std::path::Path, state: &std::path::Path) -> String {
+fn refused(fs: &mut Fs, path: &Path, state: &std::path::Path) -> String {
     let error = fs.add_export(path, state, ExportOptions::default()).unwrap_err().to_string();
     assert!(!error.contains('\n'), "{error}");
     error
@@ -39,8 +40,55 @@ fn mistakes_get_one_line_with_the_remedy() {
 fn a_file_system_without_handles_is_refused_with_the_reason() {
     let folder = Folder::to_export();
     let mut layer = Fs::new(FsOptions::default()).unwrap();
-    let error = refused(&mut layer, std::path::Path::new("/proc/self/fd"), &folder.path(""));
+    let error = refused(&mut layer, Path::new("/proc/self/fd"), &folder.path(""));
     assert!(error.contains("gives no file handles"), "{error}");
+}
+
+/// Exports a directory, and looks up the file "file" of 4 bytes in it.
+fn is_served(fs: &mut Fs, path: &Path) {
+    let export = fs.add_export(path, "/run/state".as_ref(), ExportOptions::default()).unwrap();
+    let lane = &mut ksf_fs::Lane::attach().unwrap();
+    let file = fs.lookup(lane, &root(), export.root(), b"file").result.unwrap();
+    assert_eq!(fs.getattr(lane, &file.handle).unwrap().size, 4);
+}
+
+/// The root of a container is an overlay without the option.
+#[test]
+fn overlay_is_exported_with_file_handles_alone() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        let mount = |name: &str, option: &str| {
+            let [lower, upper, work, merged] =
+                ["lower", "upper", "work", "merged"].map(|layer| format!("/run/{name}/{layer}"));
+            [&lower, &upper, &work, &merged].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+            fs::write(format!("{lower}/file"), "text").unwrap();
+            let options = format!("lowerdir={lower},upperdir={upper},workdir={work},{option}");
+            succeeds(&["mount", "-t", "overlay", "-o", &options, "overlay", &merged]);
+            PathBuf::from(merged)
+        };
+        let (mut layer, state) = (Fs::new(FsOptions::default()).unwrap(), "/run/state".as_ref());
+        let error = refused(&mut layer, &mount("without", "nfs_export=off"), state);
+        assert!(error.contains("mount overlay with nfs_export=on"), "{error}");
+        let merged = mount("with", "index=on,nfs_export=on");
+        is_served(&mut layer, &merged);
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
+}
+
+#[test]
+fn file_system_inside_an_export_is_exported_where_it_is_bound_outside() {
+    let mounted = || {
+        let Some(()) = own_run_or_skip("mounts of its own") else { return };
+        ["data/inner", "outside"].iter().for_each(|name| fs::create_dir_all(format!("/run/{name}")).unwrap());
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/run/data/inner"]);
+        fs::write("/run/data/inner/file", "text").unwrap();
+        let (mut layer, state) = (Fs::new(FsOptions::default()).unwrap(), "/run/state".as_ref());
+        layer.add_export("/run/data".as_ref(), state, ExportOptions::default()).unwrap();
+        assert!(refused(&mut layer, "/run/data/inner".as_ref(), state).contains("export one of both"));
+        succeeds(&["mount", "--bind", "/run/data/inner", "/run/outside"]);
+        is_served(&mut layer, "/run/outside".as_ref());
+    };
+    std::thread::scope(|scope| scope.spawn(mounted).join().unwrap());
 }
 
 #[test]
@@ -228,7 +276,7 @@ fn mounts_are_not_crossed() {
         let state = tempfile::tempdir().unwrap();
         let mut layer = Fs::new(FsOptions::default()).unwrap();
         let options = ExportOptions { read_only: true, ..ExportOptions::default() };
-        let dev = layer.add_export(std::path::Path::new("/dev"), state.path(), options).unwrap();
+        let dev = layer.add_export(Path::new("/dev"), state.path(), options).unwrap();
         let found = layer.lookup(lane, &root(), dev.root(), b"pts");
         assert_eq!(kind(found.result), ErrorKind::MountPoint);
         assert!(found.after.is_some());
