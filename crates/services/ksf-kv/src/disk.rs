@@ -263,6 +263,8 @@ struct Last {
     file: File,
     /// The copy that the start did not write: that one stays.
     copy: u32,
+    /// Of the last write, if it failed. A later one has all that it was to have.
+    error: Option<io::Error>,
 }
 
 /// A store's folder, opened and recovered.
@@ -422,7 +424,7 @@ impl Disk {
         }
         // Not the copy that was read, so that a torn write leaves one.
         let file = write_superblock(&superblock_path, &now, 1 - copy).map_err(io_error("writing", &superblock_path))?;
-        let last = Some(Mutex::new(Last { superblock: now, file, copy }));
+        let last = Some(Mutex::new(Last { superblock: now, file, copy, error: None }));
         sync_folder(folder)?;
         // All of them, before any repair tells of what a log has, which may have seen what another one has.
         let mapped = media.iter().zip(0..).filter(|_| medium.is_mapped()).map(|(log_file, log)| {
@@ -507,17 +509,23 @@ impl Disk {
     }
 
     /// A log has ended in order, and all before this LSN is on its medium: every later start must find it. A crash meanwhile leaves
-    /// the superblock of the start, or this one.
+    /// the superblock of the start, or this one. [`Disk::recorded`] returns the error of the write.
+    pub(crate) fn ended(&self, log: u16, end: Lsn) {
+        let Some(last) = &self.last else { return };
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Last { superblock, file, copy, error } = &mut *last;
+        superblock.reached[usize::from(log)] = end.0;
+        *error = put_superblock(file, superblock, *copy).err();
+    }
+
+    /// The superblock has the end of each log that [has ended](Disk::ended).
     ///
     /// # Errors
     ///
-    /// The file system says no.
-    pub(crate) fn ended(&self, log: u16, end: Lsn) -> io::Result<()> {
+    /// The file system refused the last write of it. It is returned once.
+    pub(crate) fn recorded(&self) -> io::Result<()> {
         let Some(last) = &self.last else { return Ok(()) };
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        let Last { superblock, file, copy } = &mut *last;
-        superblock.reached[usize::from(log)] = end.0;
-        put_superblock(file, superblock, *copy)
+        last.lock().unwrap_or_else(PoisonError::into_inner).error.take().map_or(Ok(()), Err)
     }
 
     /// What a store's logs have in common, and each log, to be read, also if it is too long; the lock is held as long as the first value.

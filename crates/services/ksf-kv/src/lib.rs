@@ -37,5 +37,5 @@ pub mod whole;
 
 pub use http::Requests;
 pub use medium::Medium;
-pub use service::{Kv, KvConn, KvShard};
+pub use service::{EndError, Kv, KvConn, KvShard};
 pub use settings::{Durability, Settings};

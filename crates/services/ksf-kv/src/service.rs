@@ -53,6 +53,16 @@ const EMPTY_LINES_MAX: u8 = 32;
 /// About a millisecond; one command alone may exceed it.
 const TURN_WORK_MAX: u64 = 16 << 10;
 
+/// A write that failed while the shards stopped.
+#[derive(Debug)]
+pub struct EndError {
+    /// Its log, which lacks the last writes that no reply waited for. `None`: the superblock. Then
+    /// the store is whole, and a start does not notice an older copy of a log.
+    pub log: Option<u16>,
+    /// The error of the file system.
+    pub source: io::Error,
+}
+
 /// The service. One value serves all shards.
 pub struct Kv {
     store: Arc<Store>,
@@ -78,15 +88,16 @@ pub struct Kv {
     /// Values that were read for commands, and those of them that were damaged.
     read: AtomicU64,
     damaged: AtomicU64,
-    /// Why the superblock does not have the end of a log, the first time.
-    unrecorded: Mutex<Option<io::Error>>,
+    /// The first failed write of a log at the end of its shard.
+    unwritten: Mutex<Option<EndError>>,
     /// Holds the lock of its folder; its logs are with the shards.
     disk: Disk,
 }
 
 impl Kv {
-    /// Serves the store on this disk. `failed` is told when a write fails, and does not return: nothing that was not on
-    /// the disk may be acknowledged after that, and what waits is never answered.
+    /// Serves the store on this disk. `failed` is called when a write of a shard that runs fails,
+    /// and must not return; replies that wait for the disk are never sent. [`Kv::ended`] returns
+    /// the error of a shard that stops.
     ///
     /// # Errors
     ///
@@ -121,7 +132,7 @@ impl Kv {
             ended: AtomicU64::new(0),
             read: AtomicU64::new(0),
             damaged: AtomicU64::new(0),
-            unrecorded: Mutex::new(None),
+            unwritten: Mutex::new(None),
             disk,
         })
     }
@@ -131,14 +142,15 @@ impl Kv {
         &self.store
     }
 
-    /// Whether the superblock has the end of each log whose shard has stopped. If it has not, the store is whole, and a start
-    /// does not notice that such a log is an older copy.
+    /// The shards have stopped, each log is whole on its medium, and the superblock has its end.
     ///
     /// # Errors
     ///
-    /// The first one of a write of the superblock; it is told once.
-    pub fn recorded(&self) -> io::Result<()> {
-        self.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+    /// [`EndError`]: the first one of a log, or else that of the superblock. It is returned once.
+    pub fn ended(&self) -> Result<(), EndError> {
+        let unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).take();
+        unwritten.map_or(Ok(()), Err)?;
+        self.disk.recorded().map_err(|source| EndError { log: None, source })
     }
 
     /// How the caches are flushed, if the logs are mapped.
@@ -581,6 +593,7 @@ impl Service for Kv {
     /// A log that ends well says how far replies told of it, as one does that is idle; and so does the superblock, which knows it
     /// also where the end of the log is lost.
     fn stop(&self, mut shard: KvShard) {
+        let log = shard.shard.number();
         shard.shard.say(now_ns());
         // One at a time: none of them may be on the disk without those before it.
         while let Some(write) = shard.shard.next_write(1, now_ns()) {
@@ -591,16 +604,15 @@ impl Service for Kv {
                 continue;
             }
             let offset = u64::from(write.place) * self.segment_bytes + write.offset;
-            if let Err(error) = self.disk.write_at(shard.shard.number(), offset, &write.bytes) {
-                return (self.failed)(&error.to_string());
+            if let Err(source) = self.disk.write_at(log, offset, &write.bytes) {
+                // Other shards may still have to write what they acknowledged.
+                let error = EndError { log: Some(log), source };
+                self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                return;
             }
             shard.shard.written(write.id, true, write.bytes);
         }
-        let (log, end) = (shard.shard.number(), shard.shard.log().promised());
-        if let Err(error) = self.disk.ended(log, end) {
-            // The copy of the start stays valid, and other shards may still have to write what they acknowledged.
-            self.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        }
+        self.disk.ended(log, shard.shard.log().promised());
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

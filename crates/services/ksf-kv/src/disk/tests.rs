@@ -347,26 +347,47 @@ fn a_start_behind_one_that_mapped_its_logs_does_not_write_down_how_far_they_are(
     assert_eq!(reached, [0, 0, end, end]);
 }
 
-/// The superblock of the start stays valid. What the other shards acknowledged and did not write is to be on the disk, too.
-#[test]
-fn a_superblock_that_cannot_be_written_at_the_end_keeps_no_shard_from_its_end() {
+/// Ends two shards of a store one after the other, each with a write that no reply waited for. The
+/// kernel refuses each shard this system call. Returns the log of the error at the end, and the
+/// keys that the next start finds.
+fn ended(refused: [Option<libc::c_long>; 2]) -> (Result<(), Option<u16>>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let options = DiskOptions { logs: 2, segment_bytes: 1 << 20, places: 4, ..DiskOptions::default() };
     let disk = Disk::open(folder.path(), options).unwrap();
-    // A file that is only read.
-    disk.last.as_ref().unwrap().lock().unwrap().file = File::open(folder.path().join("superblock")).unwrap();
     let settings = Settings { durability: Durability::None, ..Settings::default() };
-    let kv = Kv::new(disk, settings, |error| panic!("a write failed: {error}")).unwrap();
-    let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
-    let shards = [0, 1].map(|_| kv.start(&mut Turn::new(&mut env)).unwrap());
-    for mut shard in shards {
-        let key = format!("of log {}", shard.shard.number()).into_bytes();
-        shard.shard.update(&[&key], Clock::default(), |update| update.set(&key, b"value", None)).unwrap();
-        kv.stop(shard);
+    let kv = Kv::new(disk, settings, |error| panic!("the process would end: {error}")).unwrap();
+    for call in refused {
+        let end = || {
+            let mut env = Env::new(Limits::default(), Pool::new(Memory::Anonymous, 4096, 8).unwrap()).unwrap();
+            let mut shard = kv.start(&mut Turn::new(&mut env)).unwrap();
+            let key = format!("of log {}", shard.shard.number()).into_bytes();
+            shard.shard.update(&[&key], Clock::default(), |update| update.set(&key, b"value", None)).unwrap();
+            call.into_iter().for_each(|call| ksf_test::refuse_call(call, rustix::io::Errno::IO));
+            kv.stop(shard);
+        };
+        thread::scope(|scope| scope.spawn(end).join().unwrap());
     }
-    assert!(kv.recorded().is_err());
+    let ended = kv.ended().map_err(|error| error.log);
+    assert!(kv.ended().is_ok(), "the error is returned once");
     drop(kv);
-    assert_eq!(crate::offline::check(folder.path()).unwrap().keys, 2);
+    (ended, crate::offline::check(folder.path()).unwrap().keys)
+}
+
+/// fsync(2) is for the superblock alone.
+#[test]
+fn superblock_error_at_the_end_lasts_until_a_later_write_succeeds() {
+    let fsync = Some(libc::SYS_fsync);
+    assert_eq!(ended([None, None]), (Ok(()), 2));
+    assert_eq!(ended([fsync, fsync]), (Err(None), 2));
+    assert_eq!(ended([None, fsync]), (Err(None), 2));
+    assert_eq!(ended([fsync, None]), (Ok(()), 2));
+}
+
+#[test]
+fn failed_write_of_an_ending_log_keeps_no_other_shard_from_its_end() {
+    let pwrite = Some(libc::SYS_pwrite64);
+    assert_eq!(ended([pwrite, None]), (Err(Some(0)), 1));
+    assert_eq!(ended([None, pwrite]), (Err(Some(1)), 1));
 }
 
 /// As by a child that is between fork and exec.

@@ -128,7 +128,8 @@ fn load_into(
     let loaded = load(files, now_ms, &socket, &socket, answered);
     socket.end();
     drop(socket);
-    server.drain().and_then(|_| service.recorded()).map_err(io_error("ending the store in", folder))?;
+    let ended = server.drain().and_then(|_| service.ended().map_err(|error| error.source));
+    ended.map_err(io_error("ending the store in", folder))?;
     // The lock goes with it.
     drop(service);
     Ok(loaded?)

@@ -261,20 +261,25 @@ fn drain(services: &Services, loudness: Loudness) -> Result<(), Failure> {
         .into_iter()
         .map(|Service { running, .. }| (running.name.clone(), threads::start("ksf-drain", move || running.drain())))
         .collect();
-    let mut result = Ok(());
+    let mut failures = Vec::new();
     for (name, drain) in drains {
-        match drain.and_then(|thread| thread.join().expect("a panic of the thread aborts the process")) {
-            Ok(Drained { tasks_left: 0 }) => {}
-            Ok(Drained { tasks_left }) => {
+        let ended = drain.map(|thread| thread.join().expect("a panic of the thread aborts the process"));
+        let (drained, stopped) = ended.unwrap_or_else(|error| (Err(error), Ok(())));
+        let drained = drained.map(|Drained { tasks_left }| {
+            if tasks_left > 0 {
                 say(&format_args!("{name}: {tasks_left} tasks did not end within drain_timeout_ms and are cut off"));
             }
-            Err(error) => result = result.and(Err(Failure::os(format!("service {name} did not end well"), &error))),
-        }
+        });
+        let errors = [drained, stopped].into_iter().filter_map(Result::err);
+        failures.extend(errors.map(|error| Failure::os(format!("service {name} did not end well"), &error)));
     }
+    // The last one is reported with the exit status.
+    let last = failures.pop();
+    failures.iter().for_each(|failure| say(failure));
     if !loudness.quiet {
         say(&format_args!("stopped after {} ms", started.elapsed().as_millis()));
     }
-    result
+    last.map_or(Ok(()), Err)
 }
 
 /// What readers of the counters see. While the services drain it shows them gone.

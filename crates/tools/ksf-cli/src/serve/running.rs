@@ -155,15 +155,16 @@ impl Running {
         self.server.is_running()
     }
 
-    /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to `drain_timeout_ms`.
-    pub(crate) fn drain(mut self) -> io::Result<Drained> {
+    /// Stops gently: no new work, then every answer that is owed, then the end. Blocks for up to
+    /// `drain_timeout_ms`. Returns the results of the server and of the state.
+    pub(crate) fn drain(mut self) -> (io::Result<Drained>, io::Result<()>) {
         self.state.retire();
         // No more datagrams either. Its programs for TCP stay until the connections under them are closed.
         if let Some(half) = &mut self.half {
             half.detach_udp();
         }
         let drained = self.server.drain();
-        self.state.stop().and(drained)
+        (drained, self.state.stop())
     }
 
     /// Each shard with what it counted, of a kind that counts by shard.

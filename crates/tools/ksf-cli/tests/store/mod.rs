@@ -17,8 +17,9 @@ mod trace;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use ksf_test::{cpus, ip, on_cpu, program_or_skip, succeeds};
+use ksf_test::{Running, cpus, ip, on_cpu, program_or_skip, root_or_skip, succeeds};
 use rustix::process::Signal;
 
 use crate::support::{
@@ -351,6 +352,34 @@ fn a_file_of_services_may_have_a_store() {
     let output = run(&["serve", "--check", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
     assert!(stderr(&output).contains("durability"), "{}", stderr(&output));
+}
+
+/// At the end fsync(2) is for the superblocks alone, and each of them fails.
+#[test]
+fn each_service_that_does_not_end_well_is_reported() {
+    let Some(()) = root_or_skip("strace of another process") else { return };
+    let Some(strace) = program_or_skip("strace") else { return };
+    let folder = Folder::new();
+    let service = |name: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\nkind = \"store\"\ndata = \"{name}\"\nlog_bytes = \"8m\"\n\
+             listen = [\"127.0.0.1:0\"]\n"
+        )
+    };
+    let text = format!("engine = \"epoll\"\n{}{}", service("one"), service("two"));
+    let mut server = Server::start(&["serve", folder.write("ksf.toml", text).to_str().unwrap()], 2);
+    let mut command = Command::new(strace);
+    command.args(["-f", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO", "-p", &server.pid().to_string(), "-o"]);
+    let mut strace = Running::start(command.arg(folder.path("strace")).stderr(Stdio::piped()));
+    strace.err.with("attached");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(71), "{:#?}", server.seen());
+    for name in ["one", "two"] {
+        let parts = [name, "did not end well", "superblock", "the store is whole"];
+        let is_reported = |line: &String| parts.iter().all(|part| line.contains(part));
+        assert!(server.seen().iter().any(is_reported), "{name}: {:#?}", server.seen());
+    }
+    strace.wait();
 }
 
 /// As it is packaged, with the store taken in and other ports: what a client may send by default it may send there, and gets back.

@@ -14,7 +14,7 @@ use clap::{Args, ValueHint};
 use ksf::limits::Limits;
 use ksf_kv::disk::{BLOCK_BYTES, Disk, DiskError, DiskOptions};
 use ksf_kv::offline::Recovery;
-use ksf_kv::{Durability, Kv, Medium, Settings};
+use ksf_kv::{Durability, EndError, Kv, Medium, Settings};
 use serde::Deserialize;
 
 use self::slots::{NodeTable, SlotMap};
@@ -236,12 +236,16 @@ struct Serving {
 
 impl State for Serving {
     fn stop(self: Box<Self>) -> io::Result<()> {
-        let superblock = self.folder.join("superblock");
-        let explain = |error: io::Error| {
-            let why = format!("writing the ends of the logs to {}: {error}; the store is whole", superblock.display());
-            io::Error::new(error.kind(), why)
-        };
-        self.kv.recorded().map_err(explain)
+        let folder = self.folder.display();
+        self.kv.ended().map_err(|EndError { log, source }| {
+            let why = match log {
+                Some(log) => format!(
+                    "writing log {log} of {folder}: {source}; acknowledged writes that were not on the disk are lost"
+                ),
+                None => format!("writing the ends of the logs to {folder}/superblock: {source}; the store is whole"),
+            };
+            io::Error::new(source.kind(), why)
+        })
     }
 }
 
