@@ -155,6 +155,11 @@ pub enum DiskError {
         /// Where it ended at an earlier start, or an orderly end.
         reached: Lsn,
     },
+    /// The file `lock` is gone.
+    #[error(
+        "{} is missing, by which processes lock the store; make an empty file of that name, or serve the store", .0.display()
+    )]
+    NoLock(PathBuf),
     /// There is nothing that would be a store.
     #[error("there is no store in {}", .0.display())]
     NoStore(PathBuf),
@@ -543,7 +548,14 @@ impl Disk {
         let lock_path = folder.join("lock");
         let lock = match own().read(true).open(&lock_path) {
             Ok(lock) => take(lock, folder)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(DiskError::NoStore(folder.to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let is_store = folder.join("superblock").exists() || logs_there(folder) > 0;
+                return Err(if is_store {
+                    DiskError::NoLock(lock_path)
+                } else {
+                    DiskError::NoStore(folder.to_owned())
+                });
+            }
             Err(error) => return Err(io_error("opening", &lock_path)(error)),
         };
         let (superblock, _) = read_superblock(folder)?.ok_or_else(|| match logs_there(folder) {

@@ -143,7 +143,15 @@ fn what_is_no_file_of_commands_is_told() {
     fs::remove_file(&file).unwrap();
     tool(&load, 66);
     server.stop();
-    assert!(tool(&["check", folder.path("nothing").to_str().unwrap()], 66).contains("no store"));
+    let nothing = tool(&["check", folder.path("nothing").to_str().unwrap()], 66);
+    assert!(nothing.contains("no store") && nothing.contains("--data"), "{nothing}");
+    let lock = folder.path("store").join("lock");
+    fs::remove_file(&lock).unwrap();
+    let dir = folder.path("store");
+    let without = tool(&["check", dir.to_str().unwrap()], 66);
+    assert!(without.contains(lock.to_str().unwrap()) && without.contains("make an empty file"), "{without}");
+    fs::write(&lock, "").unwrap();
+    tool(&["check", dir.to_str().unwrap()], 0);
     fs::write(&file, "").unwrap();
     assert!(tool(&load, 69).contains("start the store"));
 }

@@ -310,6 +310,9 @@ fn explain(error: DiskError) -> Failure {
         }
         DiskError::LateWrites { .. } => Failure::new(Status::Unavailable, what)
             .remedy("start again when that write is done; if it does not end, look at the kernel's log: dmesg"),
+        DiskError::Io { action: "locking", .. } => {
+            Failure::new(Status::Os, what).remedy("choose a folder on a file system that has locks: flock(2)")
+        }
         DiskError::Io { source, .. } => match source.kind() {
             ErrorKind::PermissionDenied => Failure::new(Status::NoPermission, what)
                 .remedy("give the folder to the user that runs ksf, or choose another one with --data"),
@@ -326,7 +329,10 @@ fn explain(error: DiskError) -> Failure {
             _ => Failure::new(Status::Os, what).remedy("look at the kernel's log: dmesg"),
         },
         DiskError::Format { .. } => Failure::new(Status::Data, what).remedy("run the version of ksf that made it"),
-        DiskError::NoStore(_) => Failure::new(Status::NoInput, what),
+        DiskError::NoStore(_) => {
+            Failure::new(Status::NoInput, what).remedy("name the folder that `ksf store` had as --data")
+        }
+        DiskError::NoLock(_) => Failure::new(Status::NoInput, what),
         // They say what can be done.
         DiskError::NoSuperblock(_)
         | DiskError::NoLog(_)
