@@ -1,4 +1,5 @@
-//! Services with state per shard: turn ends, replies behind gates, messages that go on on their connection.
+//! Services with state per shard: turn ends, replies behind gates, messages that continue on their
+//! connection.
 
 use std::any::Any;
 use std::io::{Read, Write};
@@ -19,8 +20,8 @@ use ksf::{CloseReason, Profile, Releaser, Reply, Server, Service, Turn, Unlogged
 
 const LINES: Framing = Framing::Delimiter(Delimiter::LF);
 
-/// A counter that survives: `add` answers with the new value once its record is durable, `get` with a value that is
-/// durable, `hello` with a greeting. `slow` goes on later.
+/// A durable counter. `add` replies with the new value when its record is durable, `get` with a
+/// durable value, other messages with a greeting. `slow` is deferred.
 struct Counter {
     order: Order,
     /// Batches on their way to the medium: the shard's log, and the last record of the batch.
@@ -36,7 +37,7 @@ struct Commit {
 }
 
 impl Commit {
-    /// The medium says that the batch is durable.
+    /// Reports the batch as durable.
     fn complete(&self) {
         self.releaser.release(self.log, self.last);
     }
@@ -101,7 +102,7 @@ impl Service for Counter {
     }
 }
 
-/// A shard's worth of connections, without a server.
+/// The connections of a shard, without a server.
 struct Shard {
     env: Env,
     service: Arc<Counter>,
@@ -126,7 +127,7 @@ impl Shard {
         self.conns[conn].receive(chunk, &mut self.env);
     }
 
-    /// The end of a turn, as a shard does it. Returns the commit of the turn.
+    /// Ends a turn as a shard does. Returns the commit of the turn.
     fn turn_end(&mut self) -> Option<Commit> {
         self.on.turn_end(&mut self.env);
         self.look();
@@ -162,7 +163,7 @@ fn no_reply_leaves_before_its_record_is_durable() {
         let commit = shard.turn_end().unwrap();
         assert_eq!((commit.last, commit.records), (2, 2), "one commit for all connections of the turn");
         assert_eq!((shard.take(0), shard.take(1)), (String::new(), String::new()), "{order:?}");
-        assert_eq!(shard.take(2), "hello\n", "a reply that depends on nothing waits for nothing");
+        assert_eq!(shard.take(2), "hello\n", "a reply without a gate does not wait");
         let queued: usize = shard.conns.iter().map(|conn| conn.queued_bytes()).sum();
         assert_eq!(queued, 2 + 2 + 2, "replies that wait count");
         let owed: usize = shard.conns.iter().map(|conn| conn.owed_bytes()).sum();
@@ -175,11 +176,11 @@ fn no_reply_leaves_before_its_record_is_durable() {
 }
 
 #[test]
-fn a_release_lets_go_what_it_covers_and_nothing_behind_it() {
+fn release_opens_the_gates_it_covers_and_no_later_one() {
     let mut shard = Shard::new(Order::Requests, 1);
     shard.receive(0, b"hi\nadd\n");
     let first = shard.turn_end().unwrap();
-    assert_eq!(shard.take(0), "hello\n", "what stands in front of the gate leaves");
+    assert_eq!(shard.take(0), "hello\n", "a reply in front of the gate leaves");
     shard.receive(0, b"add\nhi\n");
     let second = shard.turn_end().unwrap();
     assert_eq!(shard.take(0), "");
@@ -191,7 +192,7 @@ fn a_release_lets_go_what_it_covers_and_nothing_behind_it() {
     assert_eq!(shard.take(0), "2\nhello\n", "a greeting does not overtake the reply in front of it");
 }
 
-/// Pipelined records: one buffer for all of their replies, which leave as far as the log is durable.
+/// Replies to pipelined records share a buffer. They leave as far as the log is durable.
 #[test]
 fn replies_behind_the_gates_of_a_pipeline_share_a_place() {
     let order_of_releases = [3, 3, 50, 51, 100];
@@ -200,7 +201,7 @@ fn replies_behind_the_gates_of_a_pipeline_share_a_place() {
         if behind_deferred {
             shard.receive(0, b"slow\n");
         }
-        // Some at once, and a batch more.
+        // Three messages at once, then many.
         shard.receive(0, b"add\nadd\nhi\n");
         (2..100).for_each(|_| shard.receive(0, b"add\n"));
         let Commit { log, releaser, .. } = shard.turn_end().unwrap();
@@ -243,7 +244,7 @@ fn an_orderly_end_waits_for_the_gate() {
 }
 
 #[test]
-fn a_message_goes_on_on_its_connection_and_in_its_place() {
+fn resumed_message_keeps_its_connection_and_its_place() {
     let mut shard = Shard::new(Order::Requests, 1);
     shard.receive(0, b"slow\nadd\n");
     let first = shard.turn_end().unwrap();
@@ -262,7 +263,7 @@ fn a_message_goes_on_on_its_connection_and_in_its_place() {
     assert_eq!(shard.take(0), "resumed 2\n1\n");
 }
 
-/// On a real server: many connections, few commits, and nothing passes the gate, on whatever shard.
+/// A real server has few commits for many connections, and no reply passes its gate on any shard.
 #[test]
 fn one_commit_serves_the_connections_of_a_turn() {
     own_network();
@@ -276,7 +277,7 @@ fn one_commit_serves_the_connections_of_a_turn() {
             expect(peer, b"hello\n");
             peer.set_nonblocking(true).unwrap();
         }
-        // Every record is in a commit by now or soon, none of which is complete.
+        // Each record is in a commit by now or soon. No commit is complete.
         let mut pending = Vec::new();
         while pending.iter().map(|commit: &Commit| commit.records).sum::<u64>() < PEERS as u64 {
             pending.push(commits.recv().unwrap());
@@ -302,8 +303,8 @@ fn one_commit_serves_the_connections_of_a_turn() {
     }
 }
 
-/// A log that nobody commits; `end` makes the end of the turn panic, `file` the end of a file operation. What `see` tells
-/// depends on the record that `add` wrote last, on whatever shard.
+/// Its log is never committed. `end` makes the end of the turn panic, `file` the end of a file
+/// operation. The reply to `see` depends on the last record of `add`, on any shard.
 #[derive(Default)]
 struct Fragile {
     last: Mutex<Option<Gate>>,
@@ -363,10 +364,10 @@ impl Service for Fragile {
     }
 }
 
-/// A service that panics while it commits no longer knows what is durable: what waits for its log must not wait for ever,
-/// and must not leave.
+/// After a panic during a commit the service does not know which records are durable. Replies
+/// behind its log do not leave, and their connections end.
 #[test]
-fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
+fn panic_outside_of_a_message_closes_connections_that_wait_for_the_log() {
     for engine in engines_in_own_network() {
         for how in ["end\n", "file\n"] {
             let listen = ANY.parse().unwrap();
@@ -395,7 +396,7 @@ fn a_panic_outside_of_a_message_ends_those_that_wait_for_the_log() {
     }
 }
 
-/// The same for datagrams: what waits for the log is lost, as datagrams may be, and the socket goes on.
+/// A reply behind the log is lost, as datagrams may be. The socket stays open.
 #[test]
 fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
     for engine in engines_in_own_network() {
@@ -423,7 +424,7 @@ fn datagrams_behind_a_lost_log_are_dropped_and_counted() {
     }
 }
 
-/// A service whose last words, and whose replies out of an exchange, tell what a log must hold first.
+/// A service whose last words and whose replies out of an exchange are behind gates.
 struct Gated(LogId);
 
 impl Service for Gated {
@@ -504,7 +505,7 @@ fn last_words_wait_for_their_gate_and_the_end_waits_for_them() {
     let mut bench = GatedBench::new();
     bench.receive(b"hello\nlonger than it may be\n");
     assert_eq!((bench.take(), bench.conn.finished()), ("hello\n".into(), None));
-    assert_eq!(bench.env.take_gated().len(), 1, "the shard was told");
+    assert_eq!(bench.env.take_gated().len(), 1, "the shard is notified");
     assert_eq!(bench.conn.queued_bytes(), "refused\n".len());
     assert_eq!(bench.conn.owed_bytes(), bench.env.budget.reply_bytes());
     bench.release(1);
@@ -524,11 +525,11 @@ fn replies_out_of_an_exchange_wait_for_their_gates() {
     conn.upstream(Upstream::Ended, env);
     assert_eq!(bench.take(), "");
     bench.release(1);
-    assert_eq!(bench.take(), "connected\nbytes\n", "what comes behind does not overtake");
+    assert_eq!(bench.take(), "connected\nbytes\n", "a later reply does not overtake");
     bench.receive(b"behind\n");
     bench.release(2);
-    assert_eq!(bench.take(), "", "what was replied before it deferred leads the deferred answer");
-    // The connection's state keeps what it deferred: an end abandons it.
+    assert_eq!(bench.take(), "", "bytes in front of the deferral lead the deferred reply");
+    // The connection's state keeps the deferred reply, and its end abandons it.
     let GatedBench { mut env, conn, .. } = bench;
     conn.end(&mut env);
     let [abandoned] = &env.mailbox.take_deliveries()[..] else { panic!("there is one") };
@@ -536,13 +537,14 @@ fn replies_out_of_an_exchange_wait_for_their_gates() {
     assert_eq!(env.budget.reply_bytes(), 0);
 }
 
-/// A store over a restart: what a service kept in its pool's file is handed to it, and not received into.
+/// After a restart a service gets the slots that it kept in its pool's file. The server receives
+/// into none of them.
 #[test]
-fn what_was_live_in_the_pool_is_found_again() {
+fn live_slots_of_the_pool_survive_a_restart() {
     use ksf::pool::{Chunk, Memory, PoolSpec, SlotName};
     use ksf::{Reply, Service};
 
-    /// Keeps every line but `which`, which it answers with all of them.
+    /// Keeps each line except `which`, whose reply is all kept lines.
     struct Keeps;
     impl Service for Keeps {
         type Shard = Vec<Chunk>;

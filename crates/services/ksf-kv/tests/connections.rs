@@ -1,4 +1,5 @@
-//! What concerns connections, and what clients ask at connect: `CLIENT`, `COMMAND`, `HELLO`, compared with Redis.
+//! Commands about connections, and commands that clients send at connect: `CLIENT`, `COMMAND`,
+//! `HELLO`, compared with Redis.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use crate::common::{Client, Compared, Redis, Serving, engines};
 use ksf::limits::Limits;
 use ksf_test::{stream, wait_until};
 
-/// Asked of this server and of Redis, and answered by both in the same way.
+/// Commands with equal replies from this server and from Redis.
 pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "CLIENT",
     "CLIENT NONSENSE",
@@ -64,7 +65,7 @@ pub(crate) const SAME_AS_REDIS: &[&str] = &[
     "HELLO 3 AUTH x",
     "HELLO 3 AUTH x y",
     "HELLO 3 NONSENSE",
-    // What stands in front of an error counts, but for the version.
+    // Options in front of an error take effect, except for the version.
     "HELLO 3 SETNAME front NONSENSE",
     "CLIENT GETNAME",
     "HELLO 3 SETNAME second AUTH x y",
@@ -204,13 +205,13 @@ fn questions_about_the_connection_are_answered_as_by_redis() {
     both.serving.stop();
 }
 
-/// What stands behind a word, up to a space.
+/// The text behind a word, up to a space.
 fn number_behind<'t>(text: &'t str, word: &str) -> &'t str {
     let behind = text.split_once(word).map_or("", |(_, behind)| behind);
     behind.split(' ').next().unwrap_or_default()
 }
 
-/// All names that the server lists, with those of subcommands.
+/// Sorted names of the commands and subcommands that the server lists.
 fn names<S: std::io::Read + std::io::Write>(client: &mut Client<S>, filter: &str) -> Vec<String> {
     let listed = client.ask(&format!("COMMAND LIST{filter}"));
     let mut names: Vec<String> =
@@ -219,7 +220,7 @@ fn names<S: std::io::Read + std::io::Write>(client: &mut Client<S>, filter: &str
     names
 }
 
-/// Without the remarks that Redis has about some keys.
+/// Removes the notes of Redis about some keys.
 fn without_notes(mut text: String) -> String {
     while let Some(from) = text.find("notes ") {
         let bytes = text[from..].find("flags").expect("they come first");
@@ -228,7 +229,7 @@ fn without_notes(mut text: String) -> String {
     text
 }
 
-/// Since which version, and in which group: of the first command that is told of.
+/// Version and group of the first command in `docs`.
 fn history(docs: &str) -> String {
     let part = docs
         .split(" since ")
@@ -238,7 +239,7 @@ fn history(docs: &str) -> String {
     format!("{} {}", part[0], part[2].trim_end_matches(']'))
 }
 
-/// What is told of the arguments of a command itself.
+/// The documentation of the arguments of a command itself.
 fn arguments<'d>(docs: &'d str, name: &str) -> Option<&'d str> {
     let own = docs.split(" subcommands [").next()?.split_once(" arguments [[")?.1;
     assert!(docs.contains(&format!("[{name} [summary ")), "{docs}");
@@ -246,7 +247,7 @@ fn arguments<'d>(docs: &'d str, name: &str) -> Option<&'d str> {
 }
 
 #[test]
-fn commands_are_told_of_as_by_redis() {
+fn command_info_and_docs_match_redis() {
     let Some(mut both) = Compared::start() else { return };
     for version in ["2", "3"] {
         both.ask(&format!("HELLO {version}"));
@@ -254,13 +255,13 @@ fn commands_are_told_of_as_by_redis() {
         let (subcommands, commands): (Vec<_>, Vec<_>) = all.iter().partition(|name| name.contains('|'));
         assert!(commands.len() > 130 && subcommands.len() > 30, "{} {}", commands.len(), subcommands.len());
         assert_eq!(both.client.ask("COMMAND COUNT"), format!(":{}", commands.len()));
-        // Of Redis 7.2, or no command of Redis.
+        // Commands of Redis 7.2, and commands of ksf alone.
         let is_newer = |name: &str| matches!(name, "client|setinfo" | "client|no-touch") || name.starts_with("ksf.");
         let shared: Vec<&String> = all.iter().filter(|name| !is_newer(name)).collect();
         for name in &shared {
             let [ours, theirs] = both.ask(&format!("COMMAND INFO {name}"));
             let theirs = without_notes(theirs);
-            // Of a command with subcommands, these are compared one by one.
+            // Subcommands are compared one by one.
             let first = |text: &str| text.split(&format!("{name}|")).next().map(str::to_owned);
             assert_eq!(first(&ours), first(&theirs), "RESP{version}: {name}");
             let [ours, theirs] = both.ask(&format!("COMMAND DOCS {name}"));
@@ -286,7 +287,7 @@ fn commands_are_told_of_as_by_redis() {
 }
 
 #[test]
-fn a_connection_tells_of_itself_as_redis_does() {
+fn client_info_matches_redis() {
     let Some(mut both) = Compared::start() else { return };
     for before in [&["HELLO 2"][..], &["HELLO 3 SETNAME me"], &["CLIENT SETNAME other"], &["RESET", "GET a"]] {
         for question in before {
@@ -308,7 +309,7 @@ fn a_connection_tells_of_itself_as_redis_does() {
 }
 
 #[test]
-fn clients_see_each_other_with_what_they_said_and_do() {
+fn client_list_shows_names_libraries_and_last_commands() {
     for engine in engines() {
         let serving = Serving::fresh(engine);
         let (mut one, mut other) = (serving.connect(), serving.connect());
@@ -349,7 +350,7 @@ fn clients_see_each_other_with_what_they_said_and_do() {
 }
 
 #[test]
-fn a_killed_connection_ends_though_it_asks_for_nothing() {
+fn killed_connection_ends_while_it_is_idle() {
     for engine in engines() {
         let serving = Serving::fresh(engine);
         let mut one = serving.connect();
@@ -368,7 +369,7 @@ fn a_killed_connection_ends_though_it_asks_for_nothing() {
             assert_eq!(stream::read_rest(&mut other.0), b"", "{engine}");
         }
         wait_until("all are gone", || one.ask("CLIENT LIST").lines().count() == 1);
-        // One that has sent nothing yet ends when it does.
+        // A connection that has sent nothing ends with its first command.
         let mut silent = serving.connect();
         wait_until("it is there", || one.ask("CLIENT LIST").lines().count() == 2);
         assert_eq!(one.ask("CLIENT KILL SKIPME yes"), ":1", "{engine}");
@@ -382,7 +383,7 @@ fn a_killed_connection_ends_though_it_asks_for_nothing() {
 }
 
 #[test]
-fn commands_are_carried_out_without_a_reply_where_none_is_wanted() {
+fn client_reply_off_and_skip_suppress_replies_alone() {
     let Some(mut both) = Compared::start() else { return };
     let ours = in_silence(&mut both.client);
     assert_eq!(ours, in_silence(&mut both.redis.client));
@@ -390,7 +391,7 @@ fn commands_are_carried_out_without_a_reply_where_none_is_wanted() {
     both.serving.stop();
 }
 
-/// The replies to a conversation in which some commands are not answered.
+/// Replies to a conversation in which some replies are turned off.
 fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<String> {
     let mut replies = Vec::new();
     for question in ["CLIENT REPLY OFF", "SET a 1", "GET a", "NONSENSE", "CLIENT REPLY SKIP"] {
@@ -402,7 +403,7 @@ fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<
         client.send(&question.split(' ').collect::<Vec<_>>());
     }
     replies.push(format!("{} after SKIP", client.ask("GET a")));
-    // ON is answered though it comes behind SKIP, and what follows is, too.
+    // `ON` behind `SKIP` gets a reply, and so do later commands.
     client.send(&["CLIENT", "REPLY", "SKIP"]);
     replies.extend(["CLIENT REPLY ON", "PING", "GET none"].map(|question| client.ask(question)));
     client.send(&["CLIENT", "REPLY", "SKIP"]);
@@ -412,22 +413,22 @@ fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<
     replies
 }
 
-/// How long a question and its answer took.
+/// The reply to a question, and its time.
 fn time_of<S: std::io::Read + std::io::Write>(client: &mut Client<S>, question: &str) -> (String, Duration) {
     let asked = Instant::now();
     (client.ask(question), asked.elapsed())
 }
 
-/// The clocks of both servers count milliseconds, so a time that they keep is shorter by up to one.
+/// The clocks of both servers count milliseconds, so a wait may be shorter by up to one.
 const MILLISECOND: u64 = 1;
 
-/// There is no replica, so one that is waited for does not come: the answer comes when the time is over, and what was asked
-/// behind it later. Others are served meanwhile.
+/// Without replicas, `WAIT` gets its reply at the end of its time, and later commands of the
+/// connection get theirs behind it. Other connections are served meanwhile.
 #[test]
-fn a_wait_for_replicas_takes_its_time_as_with_redis() {
+fn wait_for_replicas_takes_its_time_as_in_redis() {
     let mut redis = Redis::start();
     for engine in engines() {
-        // The drain waits in vain for what waits for ever.
+        // A `WAIT` without a time outlasts every drain.
         let limits = Limits { drain_timeout_ms: 100, ..Limits::default() };
         let serving = Serving::fresh_with(engine, limits);
         let mut client = serving.connect();
@@ -446,7 +447,8 @@ fn a_wait_for_replicas_takes_its_time_as_with_redis() {
         let told: Vec<String> = (0..5).map(|_| client.reply()).collect();
         assert_eq!(told, ["+OK", ":0", ":2", ":0", "2"], "{engine}");
         assert!(asked.elapsed() >= 2 * wanted, "{engine}");
-        // Without a time it goes on for ever; who waits is in nobody's way, and may leave.
+        // Without a time, `WAIT` never ends. It delays no other connection, and its client may
+        // leave.
         let mut waiting = serving.connect();
         waiting.send(&["WAIT", "1", "0"]);
         waiting.send(&["SET", "a", "3"]);
@@ -462,9 +464,10 @@ fn a_wait_for_replicas_takes_its_time_as_with_redis() {
     }
 }
 
-/// While a pause is on, no command is carried out, or none that writes, on any connection; then all are, in their order.
+/// A pause delays all commands, or all that write, on each connection. Then they are carried out in
+/// their order.
 #[test]
-fn a_pause_holds_commands_up_as_with_redis() {
+fn client_pause_delays_commands_as_in_redis() {
     let mut redis = Redis::start();
     for engine in engines() {
         let serving = Serving::fresh(engine);
@@ -490,7 +493,7 @@ fn a_pause_holds_commands_up_as_with_redis() {
             assert_eq!(other.reply(), "+PONG");
         }
         assert_eq!(client.ask("GET all"), "4", "{engine}");
-        // Those that read go on, and the pause may be ended before its time: here it would not end at all.
+        // Commands that read continue. `UNPAUSE` ends the pause, which would last an hour.
         assert_eq!(client.ask("CLIENT PAUSE 3600000 WRITE"), "+OK");
         for other in &mut others {
             other.send(&["INCR", "all"]);
@@ -504,9 +507,9 @@ fn a_pause_holds_commands_up_as_with_redis() {
     }
 }
 
-/// What exporters look at has the names that it has with Redis, and the values are of the same kind.
+/// Fields for exporters have the names of Redis, and values of the same type.
 #[test]
-fn persistence_is_told_of_in_the_words_of_redis() {
+fn info_persistence_has_fields_of_redis() {
     let Some(mut both) = Compared::start_with(&["--appendonly", "yes"]) else { return };
     let replies = both.ask("INFO persistence");
     let fields = |text: &str| -> BTreeMap<String, String> {
@@ -515,7 +518,7 @@ fn persistence_is_told_of_in_the_words_of_redis() {
     };
     let [ours, theirs] = replies.map(|reply| fields(&reply));
     for (name, value) in ours.iter().filter(|(name, _)| !name.starts_with("ksf_")) {
-        let other = theirs.get(name).unwrap_or_else(|| panic!("Redis tells of no {name}: {theirs:?}"));
+        let other = theirs.get(name).unwrap_or_else(|| panic!("Redis has no {name}: {theirs:?}"));
         assert_eq!(value.parse::<i64>().is_ok(), other.parse::<i64>().is_ok(), "{name}: {value}, {other}");
     }
     for name in ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status", "aof_enabled"] {

@@ -1,4 +1,4 @@
-//! Keys with thousands of cells, of which a command looks at a part: each answer is that of Redis.
+//! Commands that access some cells of a key with thousands, compared with Redis.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -10,20 +10,20 @@ use ksf::limits::Limits;
 use ksf_kv::{Durability, Settings};
 use ksf_test::{Random, own_network};
 
-/// What is durable is told by other tests.
+/// Replies do not wait for the disk: other tests cover durability.
 fn start(folder: &Path) -> Serving {
     let settings = Settings { durability: Durability::None, ..Settings::default() };
     Serving::start_set(EngineKind::Epoll, folder, Limits::default(), settings)
 }
 
-/// Asks both, and compares.
+/// Sends a command to both servers and compares the replies.
 fn both<S: Read + Write>(ours: &mut Client, theirs: &mut Client<S>, question: &str) -> String {
     let (answer, expected) = (ours.ask(question), theirs.ask(question));
     assert!(answer == expected, "{question}: {answer}\n instead of {expected}");
     answer
 }
 
-/// The words of an answer in order, for what Redis tells in none.
+/// The words of a reply, sorted: Redis returns them in no fixed order.
 fn sorted(answer: &str) -> Vec<&str> {
     let mut words: Vec<&str> = answer.trim_matches(['[', ']']).split(' ').filter(|word| !word.is_empty()).collect();
     words.sort_unstable();
@@ -71,7 +71,7 @@ fn members_are_found_by_place_and_by_score() {
                 format!("ZREMRANGEBYRANK z {from} {}", from + random.below(3) as i64)
             }
         };
-        // What a transaction has changed it sees, too.
+        // A transaction sees its own changes.
         if round % 200 == 0 {
             in_transaction = true;
             both(&mut client, peer, "MULTI");
@@ -161,7 +161,7 @@ fn sets_are_combined_as_by_redis() {
             assert_eq!(sorted(&client.ask("SMEMBERS to")), sorted(&peer.ask("SMEMBERS to")), "{question}");
         }
     }
-    // Also of what the transaction itself has changed.
+    // In a transaction that has changed the sets itself.
     for question in
         ["MULTI", "SADD a new", "SREM b new", "SINTERSTORE to a b", "SUNIONSTORE to a to", "SCARD to", "EXEC"]
     {
@@ -170,7 +170,7 @@ fn sets_are_combined_as_by_redis() {
     serving.stop();
 }
 
-/// Each member is drawn, and none twice where it must not be; nothing of what is gone.
+/// Every member is drawn sooner or later, none twice for a positive count, and no deleted one.
 #[test]
 fn cells_are_drawn_at_random() {
     const MEMBERS: usize = 400;
@@ -182,7 +182,7 @@ fn cells_are_drawn_at_random() {
         client.ask(&format!("HSET h member{number} value{number}"));
         there.insert(format!("member{number}"), format!("value{number}"));
     }
-    // Those that are gone lie between the others, until a start.
+    // Deleted cells lie between the live ones until the next start.
     for number in (0..2 * MEMBERS).step_by(2) {
         client.ask(&format!("SREM s member{number}"));
         client.ask(&format!("HDEL h member{number}"));
@@ -212,7 +212,7 @@ fn cells_are_drawn_at_random() {
     for command in ["SRANDMEMBER s", "HRANDFIELD h"] {
         assert_eq!(client.ask(&format!("{command} -1048577")), "-ERR at most 1048576 elements can be drawn at a time");
     }
-    // One by one, and many at once.
+    // Single draws, and many at once.
     for question in ["SRANDMEMBER s", "HRANDFIELD h"] {
         let mut seen = BTreeSet::new();
         for _ in 0..25 {
@@ -236,7 +236,7 @@ fn cells_are_drawn_at_random() {
         client.ask(question);
     }
     let told = words(client.ask("EXEC").replace(['[', ']'], " "));
-    // One popped; the rest, twice; and none.
+    // One popped member, then all others twice, then none.
     assert_eq!(told.len(), 2 * left.len());
     assert_eq!(client.ask("EXISTS s"), ":0");
     serving.stop();

@@ -1,4 +1,5 @@
-//! The server on real sockets and a real folder, on both engines: what it answers, and that it is there after a start.
+//! The server on real sockets and a real folder, on both engines: its replies, and its data after a
+//! start.
 
 use std::io::Write;
 
@@ -9,7 +10,7 @@ use ksf_kv::Settings;
 use ksf_kv::disk::{Disk, DiskError, DiskOptions};
 use ksf_test::{own_network, stream, wait_until};
 
-/// What one connection wrote, another one on any shard sees, and everything acknowledged is there after a start.
+/// Connections on all shards see each write, and every acknowledged write survives a start.
 #[test]
 fn many_clients_on_all_shards_lose_nothing() {
     own_network();
@@ -49,7 +50,8 @@ fn many_clients_on_all_shards_lose_nothing() {
     }
 }
 
-/// Others see a transaction whole, also while both halves of it are written on all shards, and nobody waits for ever.
+/// Other clients see transactions only as a whole, also while all shards write the same keys. No
+/// transaction waits for ever.
 #[test]
 fn a_transaction_is_seen_whole_and_is_there_after_a_start() {
     own_network();
@@ -89,7 +91,7 @@ fn a_transaction_is_seen_whole_and_is_there_after_a_start() {
     }
 }
 
-/// What is in the keys of [`FILLED`], asked again after a start.
+/// Questions about the keys of [`FILLED`], repeated after a start.
 const LOOKED_AT: &[&str] = &[
     "HGETALL hash",
     "HLEN hash",
@@ -128,7 +130,7 @@ const FILLED: &[&str] = &[
     "ZREM scored d",
 ];
 
-/// Keys with cells are what they were, also when the server starts twice and the segments were cleaned in between.
+/// Keys with cells keep their content over two starts, also if segments are cleaned in between.
 #[test]
 fn cells_are_there_after_every_start() {
     own_network();
@@ -144,7 +146,7 @@ fn cells_are_there_after_every_start() {
 }
 
 #[test]
-fn a_dump_and_what_is_salvaged_make_the_same_keys_again() {
+fn dump_and_salvage_restore_all_keys() {
     own_network();
     let folder = tempfile::tempdir().unwrap();
     let serving = Serving::start(EngineKind::Epoll, folder.path());
@@ -169,7 +171,7 @@ fn a_dump_and_what_is_salvaged_make_the_same_keys_again() {
     }
 }
 
-/// A hash that no command of the server's limit could make at once.
+/// The hash is longer than the longest command that the server takes.
 #[test]
 fn no_command_of_a_dump_is_longer_than_a_server_takes() {
     own_network();
@@ -204,7 +206,7 @@ fn no_command_of_a_dump_is_longer_than_a_server_takes() {
     serving.stop();
 }
 
-/// Fields that are overwritten for ever stay within the logs, and none of a key that was deleted comes back.
+/// Endless overwriting of fields stays within the logs. No field of a deleted key comes back.
 #[test]
 fn overwriting_cells_for_ever_stays_within_the_logs() {
     own_network();
@@ -235,7 +237,7 @@ fn overwriting_cells_for_ever_stays_within_the_logs() {
     }
 }
 
-/// Overwriting for ever takes no more than the logs have, and nobody is told that they are full.
+/// Endless overwriting stays within the logs. No client gets the error of a full log.
 #[test]
 fn overwriting_for_ever_stays_within_the_logs() {
     own_network();
@@ -251,7 +253,8 @@ fn overwriting_for_ever_stays_within_the_logs() {
                 let mut client = serving.connect();
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
-                        // Some pass the others by: what waits for room must not lose its place.
+                        // Commands that need no room pass those that wait for it, which keep their
+                        // places.
                         (0..KEYS)
                             .for_each(|key| client.send(&["SET", &format!("{number} {key}"), &value(number, round)]));
                         client.send(&["INCR", "rounds"]);
@@ -293,7 +296,7 @@ fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
                 told => break told,
             }
         };
-        // No memory is taken for what the log could never take.
+        // A value that is too long for the log takes no memory.
         let too_long = "-ERR string exceeds maximum allowed size (proto-max-bulk-len)";
         assert_eq!(client.ask("SETRANGE 0 500000000 x"), too_long, "{engine}");
         assert!(told.starts_with("-OOM the log is full") && keys > 100, "{engine}: {told} after {keys} keys");
@@ -309,7 +312,7 @@ fn a_full_store_is_read_and_has_room_when_keys_are_deleted() {
     }
 }
 
-/// Sends commands in pipelines, and says how many replies were this one; the first other one, too.
+/// Sends commands in pipelines. Returns the number of `wanted` replies, and the first other reply.
 fn ask_all(
     client: &mut Client,
     commands: impl IntoIterator<Item = Vec<String>>,
@@ -335,8 +338,8 @@ fn ask_all(
     (done, other)
 }
 
-/// Small values, of which the records are hardly longer than those that take them out, in an order that spreads the removals over all
-/// segments. Some are taken out by a connection of another shard, into whose log the removals go.
+/// The records of these small values are hardly longer than those of their removals. The removals
+/// are spread over all segments. A connection of another shard writes some of them to its own log.
 #[test]
 fn a_full_store_takes_every_removal_and_every_flush() {
     own_network();
@@ -374,9 +377,9 @@ fn a_full_store_takes_every_removal_and_every_flush() {
     }
 }
 
-/// A queue that never has more than a few elements, and keys that all go, leave nothing in memory for good.
+/// Neither a queue, which is always short, nor deleted keys take memory for good.
 #[test]
-fn what_is_gone_gives_its_memory_back() {
+fn deleted_data_frees_its_memory() {
     const MEMORY_BYTES: usize = 500_000;
     for engine in engines() {
         let settings = Settings { memory_bytes_max: MEMORY_BYTES, ..Settings::default() };
@@ -407,9 +410,9 @@ fn what_is_gone_gives_its_memory_back() {
     }
 }
 
-/// Nobody asks for them again: they are found, taken out, and stay so at the next start.
+/// The keys do not come back at the next start.
 #[test]
-fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
+fn expired_keys_are_removed_without_a_command_that_names_them() {
     own_network();
     const KEYS: usize = 1000;
     for engine in engines_of_effort() {
@@ -435,9 +438,9 @@ fn keys_that_have_ended_are_taken_out_though_nobody_names_them() {
     }
 }
 
-/// Nobody asks for anything: the store itself looks when the next key ends.
+/// Without any command, the store wakes up at the next expiry.
 #[test]
-fn keys_that_have_ended_are_taken_out_of_an_idle_store() {
+fn expired_keys_are_removed_from_an_idle_store() {
     const KEYS: usize = 1000;
     for engine in engines() {
         let serving = Serving::fresh(engine);
@@ -448,14 +451,14 @@ fn keys_that_have_ended_are_taken_out_of_an_idle_store() {
         (0..KEYS).for_each(|_| assert_eq!(client.reply(), "+OK", "{engine}"));
         assert_eq!(client.ask("SET stays 1"), "+OK");
         assert_eq!(client.ask("SET later 1 EX 1000"), "+OK");
-        wait_until("all keys that end are taken out", || counter(&serving, "keys") == 2);
+        wait_until("all keys that expire are removed", || counter(&serving, "keys") == 2);
         assert_eq!(counter(&serving, "keys_ended"), KEYS as u64, "{engine}");
         serving.stop();
     }
 }
 
 #[test]
-fn malformed_commands_are_told_and_end_the_connection() {
+fn malformed_command_gets_an_error_and_ends_its_connection() {
     for engine in engines() {
         let serving = Serving::fresh(engine);
         let mut client = serving.connect();

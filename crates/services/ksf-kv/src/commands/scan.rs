@@ -1,4 +1,4 @@
-//! `SCAN`, `HSCAN`, `SSCAN` and `ZSCAN`: keys and cells in steps, each of which looks at a bounded number.
+//! `SCAN`, `HSCAN`, `SSCAN` and `ZSCAN`: iteration over keys and cells in steps of bounded length.
 
 use ksf_proto::resp::format_double;
 use ksf_store::cells::{Shape, score_of, score_value};
@@ -9,12 +9,13 @@ use super::pattern::Pattern;
 use super::sorted_sets::score_bytes_max;
 use super::{Call, NOT_AN_INTEGER, Result, Room, SYNTAX, integer, shaped};
 
-/// Most cells of a key that one step shows whatever was asked for, if the reply has room for them.
+/// One step returns all cells of a key with at most this number of them, whatever `COUNT` is, if
+/// the reply has room.
 const AT_ONCE: u64 = 128;
-/// Keys or cells of a step, if nothing is said.
+/// Default of the option `COUNT`: keys or cells of a step.
 const COUNT: usize = 10;
 
-/// What the commands that scan may be told.
+/// Options of the scan commands.
 struct Options<'a> {
     count: usize,
     pattern: Option<Pattern>,
@@ -48,7 +49,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A cursor as Redis reads it, which takes a minus for the distance from the other end.
+/// Reads a cursor as Redis does: a negative one wraps around.
 fn cursor(text: &[u8]) -> Result<u64> {
     let (is_negative, digits) = match text {
         [b'-', digits @ ..] => (true, digits),
@@ -89,7 +90,7 @@ pub(super) fn scan(call: &mut Call<'_, '_>) -> Result {
 /// Subkeys and values.
 type Cells = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What a step through a key shows, as far as there is room for it in the reply.
+/// Cells that a step returns, within the room of the reply.
 struct Shown<'o> {
     options: &'o Options<'o>,
     shape: Shape,
@@ -98,7 +99,7 @@ struct Shown<'o> {
 }
 
 impl Shown<'_> {
-    /// False if there is no more room.
+    /// Returns false if the reply has no more room.
     fn take(&mut self, subkey: &[u8], value: &[u8]) -> bool {
         if self.options.takes(subkey) {
             let has_room = self.room.takes(subkey.len())
@@ -115,14 +116,14 @@ impl Shown<'_> {
     }
 }
 
-/// Some cells of a key of this shape, and the cursor to go on from.
+/// Cells of one step through a key of this shape, and the cursor of the next step.
 fn step(call: &mut Call<'_, '_>, shape: Shape) -> Result<(u64, Cells)> {
     let args = call.args;
     let (key, cursor) = (args[1], cursor(args[2])?);
     let rooms = [call.room(), call.room()];
     call.read(&[key], |view| {
         let Some(count) = shaped(view.get(key), shape)?.map(|got| got.count) else { return Ok((0, Vec::new())) };
-        // Redis does not look at the options if the key is not there.
+        // Redis does not read the options if the key does not exist.
         let options = Options::read(&args[3..], false)?;
         let [at_once, in_part] = rooms.map(|room| Shown { options: &options, shape, room, found: Vec::new() });
         let mut shown = at_once;
@@ -159,7 +160,7 @@ pub(super) fn sscan(call: &mut Call<'_, '_>) -> Result {
     Ok(())
 }
 
-/// The integer that Redis keeps in place of a score if it packs the set.
+/// The integer that Redis stores for a score in a packed set.
 fn packed_integer(score: f64) -> Option<i64> {
     let integer = score as i64;
     (score.abs() <= (i64::MAX / 2) as f64 && integer as f64 == score).then_some(integer)

@@ -859,7 +859,7 @@ pub(super) const ONCE_AS_REDIS: &[&str] = &[
 
 /// Commands of which no list compares the replies, each with the reason.
 pub(super) const NOT_IN_A_LIST: &[(&str, &str)] = &[
-    ("client|info", "compared by a_connection_tells_of_itself_as_redis_does"),
+    ("client|info", "compared by client_info_matches_redis"),
     ("client|no-touch", "Redis 7.2 is the first to have it"),
     ("client|setinfo", "Redis 7.2 is the first to have it"),
     ("config|help", "lists the subcommands of this server"),

@@ -1,4 +1,4 @@
-//! The queue of commands that wait, against a plain list that is walked whole for each step.
+//! The queue of waiting commands, compared with a plain list that each step walks completely.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use ksf_test::{Random, effort};
 use super::queue::{FETCH_BYTES_MAX, Waiting, has_room};
 use super::*;
 
-/// Keeps the right to answer each message.
+/// Defers the reply to each message.
 struct Stash(Mutex<Vec<Deferred<Logged>>>);
 
 impl Service for Stash {
@@ -49,7 +49,7 @@ struct Plain {
     why: Why,
 }
 
-/// All that waits, in no order, and the connections of which the commands are a line.
+/// Waiting commands in no order, and the connections whose commands are a line.
 #[derive(Default)]
 struct List {
     all: Vec<Plain>,
@@ -61,7 +61,7 @@ impl List {
         self.all.iter().filter(|one| one.at.0 == from).count()
     }
 
-    /// The first one of those that `which` takes.
+    /// The first command of the connections that `which` selects.
     fn first(&mut self, which: impl Fn(ConnKey) -> bool) -> Option<&mut Plain> {
         self.all.iter_mut().filter(|one| which(one.at.0)).min_by_key(|one| one.at.1)
     }
@@ -84,7 +84,7 @@ impl List {
         self.lines.remove(&from);
     }
 
-    /// Those that wait for room go on in the order in which they came.
+    /// Commands that wait for room continue in the order of their arrival.
     fn give_room(&mut self, mut taken: usize) {
         loop {
             let (lines, mut firsts) = (self.lines.clone(), Vec::new());
@@ -135,7 +135,7 @@ impl List {
     }
 }
 
-/// Both, and what they are told.
+/// The queue, the list, and the inputs of both.
 struct Pair {
     queue: Queue,
     list: List,
@@ -143,7 +143,7 @@ struct Pair {
     now_ms: u64,
     /// Commands that write must wait.
     is_full: bool,
-    /// Bytes that others have read.
+    /// Bytes in the read buffers of other commands.
     taken: usize,
     world: World,
     stash: Arc<Stash>,
@@ -213,7 +213,7 @@ impl Pair {
         self.list.forget(from);
     }
 
-    /// What goes on, as both say.
+    /// Returns the commands that continue in this turn: the same ones from both.
     fn turn(&mut self, waiting_max: usize) -> Vec<Plain> {
         let is_full = self.is_full;
         let must_wait = |asked: Asked<'_>| is_full && asked.bytes.starts_with(b"SET");
@@ -222,7 +222,7 @@ impl Pair {
         let clients = &self.clients;
         self.list.give_room(self.taken);
         let mut ready = self.list.take_ready(self.now_ms, |writes| clients.waits(writes, self.now_ms), is_full);
-        // In what order lines go on is another matter.
+        // The order of the lines may differ.
         let place = |waiting: &Waiting| waiting.resumed.place;
         let connection = |place| ready.iter().find(|one| one.at.1 == place).map(|one| one.at.0);
         let mut told: Vec<_> = told.iter().map(|waiting| (connection(place(waiting)), place(waiting))).collect();
@@ -238,7 +238,7 @@ impl Pair {
         ready
     }
 
-    /// What went on ends, or waits once more.
+    /// Each command ends, or waits once more.
     fn go_on(&mut self, ready: Vec<Plain>, random: &mut Random) {
         for one in ready {
             let before = queue::LOOKS.get();
@@ -265,8 +265,8 @@ impl Pair {
     }
 }
 
-/// Steps in any order have the same outcome, and what is done for one connection looks at nothing of others. What ended leaves
-/// nothing behind.
+/// Random steps have the same outcome in both. A step for one connection does not visit the
+/// commands of others, and ended commands leave nothing behind.
 #[test]
 fn queue_is_as_a_plain_list() {
     const CONNS: usize = 8;
@@ -302,7 +302,7 @@ fn queue_is_as_a_plain_list() {
         let forgotten = random.pick(&[CONNS / 2, CONNS]);
         (1..=forgotten).for_each(|number| pair.forget(key(number)));
         pair.turn(0);
-        // The rest goes on.
+        // The other commands continue.
         (pair.is_full, pair.taken) = (false, 0);
         pair.clients.resume();
         while !pair.list.all.is_empty() {
@@ -313,9 +313,9 @@ fn queue_is_as_a_plain_list() {
     }
 }
 
-/// A line whose first command waits for each turn once more has no larger part of a turn for that.
+/// A line whose first command waits once more in each turn gets no larger share of a turn.
 #[test]
-fn a_long_line_is_looked_at_once_a_turn() {
+fn long_line_is_visited_once_per_turn() {
     let mut pair = Pair::new();
     let from = ConnKey { index: 1, generation: 0 };
     for place in 1..=300 {
@@ -333,9 +333,9 @@ fn a_long_line_is_looked_at_once_a_turn() {
     }
 }
 
-/// A turn looks at one of those that wait for room for their values, however many there are.
+/// The number of commands that wait for room for their values does not matter.
 #[test]
-fn what_waits_for_room_is_not_looked_at_in_each_turn() {
+fn turn_visits_one_command_that_waits_for_room() {
     const LINES: u32 = 100;
     let mut pair = Pair::new();
     pair.taken = FETCH_BYTES_MAX;
