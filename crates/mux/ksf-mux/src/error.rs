@@ -119,6 +119,9 @@ pub enum ConnectionError {
     /// A worker panicked while it worked on a message of this connection.
     #[error("a worker failed while it worked on a message of this connection")]
     WorkerPanicked,
+    /// A deferred reply was dropped without an answer.
+    #[error("a reply was dropped without an answer")]
+    Abandoned,
 }
 
 impl ConnectionError {
@@ -137,7 +140,7 @@ impl ConnectionError {
             Self::MemoryLimit { .. } => Errno::NOMEM,
             Self::ReplyLimit { .. } => Errno::NOBUFS,
             Self::IdleTimeout { .. } => Errno::TIMEDOUT,
-            Self::WorkerPanicked | Self::ClosedByService | Self::Stopping => Errno::CANCELED,
+            Self::WorkerPanicked | Self::Abandoned | Self::ClosedByService | Self::Stopping => Errno::CANCELED,
         };
         errno.raw_os_error()
     }

@@ -342,7 +342,12 @@ impl<S: WorkerService> Worker<S> {
             let mut begun = Begun::default();
             // No answer can reach its peer, or after these errors nothing more of it is answered.
             let closed = conn.is_gone()
-                || matches!(conn.error.get(), Some(ConnectionError::ClosedByService | ConnectionError::WorkerPanicked));
+                || matches!(
+                    conn.error.get(),
+                    Some(
+                        ConnectionError::ClosedByService | ConnectionError::WorkerPanicked | ConnectionError::Abandoned
+                    )
+                );
             while !closed && end.is_none() {
                 let (called, reserved_bytes) = self.call(socket, batch, served, &mut begun);
                 let is_deferred = matches!(called, Called::Deferred { .. });
@@ -566,7 +571,7 @@ impl PendingReplies {
                 // Workers have no way back to the connection: see `Deferred::resume`.
                 Answer::Abandoned | Answer::Resume(_) => {
                     conn.unreserve(work_bytes);
-                    conn.mux.end(&conn, ConnectionError::WorkerPanicked);
+                    conn.mux.end(&conn, ConnectionError::Abandoned);
                     Ok(())
                 }
             };
@@ -637,7 +642,8 @@ fn reason(error: &ConnectionError) -> CloseReason {
         ConnectionError::MemoryLimit { .. } => CloseReason::MemoryLimit,
         ConnectionError::ClosedByService => CloseReason::Service,
         ConnectionError::Stopping => CloseReason::Drained,
-        ConnectionError::WorkerPanicked => CloseReason::Abandoned,
+        ConnectionError::WorkerPanicked => CloseReason::Panicked,
+        ConnectionError::Abandoned => CloseReason::Abandoned,
     }
 }
 

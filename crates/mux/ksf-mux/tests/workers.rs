@@ -152,7 +152,7 @@ fn ends_have_their_reasons_and_close_what_was_opened() {
     let cases: [(&[u8], &str); 5] = [
         (&frame(b"c"), "closed_by_service"),
         (&frame(b"f"), "closed_abandoned"),
-        (&frame(b"p"), "closed_abandoned"),
+        (&frame(b"p"), "closed_panicked"),
         (&[0, 0, 1, 0], "closed_oversized_message"),
         (&[0, 0, 0, 9, 1], "closed_assembly_timeout"),
     ];

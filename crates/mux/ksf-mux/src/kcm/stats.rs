@@ -86,7 +86,7 @@ impl EndCounts {
                 self.tx_aborts.fetch_add(1, Ordering::Relaxed);
                 None
             }
-            ConnectionError::WorkerPanicked => None,
+            ConnectionError::WorkerPanicked | ConnectionError::Abandoned => None,
         };
         self.rx_aborts.fetch_add(1, Ordering::Relaxed);
         if let Some(cause) = cause {
