@@ -13,12 +13,14 @@ use rustix::event::epoll;
 
 const ADDRESS: &str = "127.0.0.1:8100";
 
-/// A process that says its id to everybody it accepts. `shared`: the listener; else it makes its own of a reuseport
-/// group.
+/// A process that says its id to everybody it accepts, until it is told something: then it closes its listener, and does no
+/// more. `shared`: the listener; else it makes its own of a reuseport group.
 fn start_server(shared: Option<&std::net::TcpListener>) -> Running {
     let mut command = Helper::command("attach::helper_serves");
     if let Some(shared) = shared {
         command.env("SHARED", "1").stdin(std::os::fd::OwnedFd::from(shared.try_clone().unwrap()));
+    } else {
+        command.stdin(Stdio::piped());
     }
     Running::start(command.stdout(Stdio::null()))
 }
@@ -31,15 +33,23 @@ fn helper_serves() {
     }
     // SAFETY: no memory is involved. Ends with the thread of the test that has started it.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let own = match std::env::var_os("SHARED") {
         Some(_) => std::io::stdin().as_fd().try_clone_to_owned().unwrap().into(),
-        None => listener_with(ADDRESS, 128, |socket| socket.set_reuse_port(true).unwrap()),
+        None => {
+            epoll::add(&set, std::io::stdin(), epoll::EventData::new_u64(1), epoll::EventFlags::IN).unwrap();
+            listener_with(ADDRESS, 128, |socket| socket.set_reuse_port(true).unwrap())
+        }
     };
-    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&set, &own, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
     loop {
         let mut events = Vec::with_capacity(1);
         epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), None).unwrap();
+        if events[0].data.u64() == 1 {
+            drop(own);
+            std::thread::park();
+            return;
+        }
         for mut stream in accept_all(&own) {
             let _ = stream.write_all(&std::process::id().to_ne_bytes());
         }
@@ -75,7 +85,10 @@ fn each_process_gets_what_arrives_on_its_cpu() {
     let status = status::all(&folder).unwrap().pop().unwrap();
     assert!(status.attached && status.workers.len() == 2, "{status:?}");
     let at_home = |cpu: usize| status.workers.iter().find(|it| it.cpu == Some(cpu as u32)).unwrap().pid;
+    let received = counted("Tcp: ", "InSegs");
     assert_eq!(servers_from(a, address(), 40), BTreeMap::from([(at_home(a), 40)]));
+    // Netfilter's input and TCP come before: at least SYN, its answer, and the ACK.
+    assert!(counted("Tcp: ", "InSegs") - received >= 3 * 40);
     assert_eq!(servers_from(b, address(), 30), BTreeMap::from([(at_home(b), 30)]));
     assert_eq!(pids.map(affinity), [1, 1]);
     let steered: u64 = status::all(&folder).unwrap()[0].workers.iter().map(|it| it.counters.steered_local).sum();
@@ -175,6 +188,46 @@ fn a_program_of_another_network_is_steered_there() {
     // It ends with the program.
     drop(servers);
     wait_until("it ends by itself", || attached.has_ended());
+}
+
+/// While the processes serve, and once they have closed their listeners or are gone, before the next look.
+#[test]
+fn another_user_gets_all_of_an_address_that_attached_processes_have_left_and_nothing_before() {
+    let Some(()) = own_network() else { return };
+    for end in ["close", "kill"] {
+        let mut servers = [start_server(None), start_server(None)];
+        until_listening(&[&servers[0], &servers[1]]);
+        let _attached = Attached::new(&servers.each_ref().map(Running::pid), options()).unwrap();
+        as_user(STRANGER, is_refused);
+        assert_eq!(servers_from(cpus()[0], address(), 20).values().sum::<usize>(), 20);
+        for server in &mut servers {
+            match end {
+                "close" => server.tell(end),
+                _ => signal(server.pid(), rustix::process::Signal::KILL),
+            }
+        }
+        takes_all(address());
+    }
+}
+
+/// The kernel lets no other user into a group of SO_REUSEPORT.
+fn is_refused() {
+    let theirs = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    theirs.set_reuse_port(true).unwrap();
+    assert_eq!(theirs.bind(&address().into()).unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+}
+
+#[test]
+fn another_user_cannot_attach_to_a_process() {
+    let Some(()) = own_network() else { return };
+    let servers = [start_server(None), start_server(None)];
+    until_listening(&[&servers[0], &servers[1]]);
+    let pids = servers.each_ref().map(Running::pid);
+    let error = as_user(STRANGER, || Attached::new(&pids, options()).unwrap_err());
+    let wanted = format!("cannot attach to process: {}: not permitted to trace it: it is another user's, or", pids[0]);
+    assert!(error.to_string().starts_with(&wanted), "{error}");
+    assert!(matches!(error, AccelError::Unavailable { .. }), "{error:?}");
+    assert_eq!(servers_from(cpus()[0], address(), 20).values().sum::<usize>(), 20);
 }
 
 #[test]

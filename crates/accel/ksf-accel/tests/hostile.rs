@@ -1,6 +1,6 @@
 //! Messages that no library would send: the holder neither ends nor keeps what it is sent.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -234,9 +234,8 @@ fn nonsense_in_the_shared_memory_costs_locality_only() {
     wait_for_workers(&holder, 0);
 }
 
-/// www-data of Debian, as workers of servers are; and a user that has nothing to do with the program.
+/// www-data of Debian, as workers of servers are.
 const WORKER: u32 = 33;
-const STRANGER: u32 = 65534;
 
 #[test]
 fn the_environments_token_admits_no_other_user() {
@@ -373,30 +372,6 @@ fn a_switch_in_shared_memory_is_the_programs_own() {
     }
     assert!(other.status().unwrap().on);
     still_serves(&other);
-}
-
-/// All connections of 20 reach a listener of another user.
-fn takes_all(address: SocketAddr) {
-    as_user(STRANGER, || {
-        let mut theirs = None;
-        wait_until("the port is free", || {
-            theirs = TcpListener::bind(address).ok();
-            theirs.is_some()
-        });
-        let theirs = theirs.unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let (v4, v6) = (IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST));
-        let reached = match address.ip() {
-            ip if !ip.is_unspecified() => vec![ip],
-            IpAddr::V4(_) => vec![v4],
-            // Its sockets are for both.
-            IpAddr::V6(_) => vec![v4, v6],
-        };
-        for ip in reached {
-            let _clients = connect_from(cpus()[0], SocketAddr::new(ip, address.port()), 20);
-            assert_eq!(accept_all(&theirs).len(), 20, "{address} by {ip}");
-        }
-    });
 }
 
 /// An address of each kind, also for both families.

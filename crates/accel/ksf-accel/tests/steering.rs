@@ -37,6 +37,21 @@ fn each_connection_is_local() {
     assert_eq!(status.listeners[0].mechanism, Level::SkLookup);
 }
 
+/// TCP counts a segment when netfilter's input has let it through, and then looks up its socket.
+#[test]
+fn steered_connections_pass_netfilter_and_tcp() {
+    let Some(()) = own_network() else { return };
+    let holder = start_at(Level::SkLookup);
+    let library = Library::hello(&holder);
+    let own = listener("127.0.0.1:0");
+    let place = library.ready(&own, cpus()[0] as i32);
+    let received = counted("Tcp: ", "InSegs");
+    let _clients = connect_from(cpus()[0], own.local_addr().unwrap(), 20);
+    // SYN, its answer, and the ACK.
+    assert!(counted("Tcp: ", "InSegs") - received >= 3 * 20);
+    assert_eq!(library.accept_own(&place).len(), 20);
+}
+
 #[test]
 fn workers_of_one_cpu_take_turns() {
     let Some([a, _]) = network_on_two_cpus() else { return };

@@ -35,7 +35,7 @@ pub use effort::effort;
 pub use folder::{Folder, folder, install, keeps_absent_names, reads_at_once, repository};
 pub use helper::{Helper, is_helper, listen, say};
 pub use network::{
-    FAR, FarEnd, NEAR, assert_own_network, in_new_network, ip, may_have_networks, network_on_two_cpus_or_skip,
+    FAR, FarEnd, NEAR, assert_own_network, counted, in_new_network, ip, may_have_networks, network_on_two_cpus_or_skip,
     own_network, own_network_or_skip, own_run_or_skip, side_by_side, sysctl, tc, veth,
 };
 pub use process::{Lines, Running, is_alive, run, signal, stderr, stdout, succeeds};

@@ -102,6 +102,15 @@ pub fn sysctl(name: &str, value: &str) {
     std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
 }
 
+/// A counter of the calling thread's network namespace, of a layer of the protocols (`Ip: `, `Tcp: `): proc_net_snmp(5).
+pub fn counted(layer: &str, counter: &str) -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("/proc is mounted");
+    let mut rows = table.lines().filter_map(|line| line.strip_prefix(layer)).map(|row| row.split(' '));
+    let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
+    let found = names.zip(values).find(|(name, _)| *name == counter);
+    found.and_then(|(_, value)| value.parse().ok()).unwrap_or_else(|| panic!("no counter {counter} of {layer}"))
+}
+
 /// The interface of a [`veth`] in the calling thread's network namespace, and its addresses.
 pub const NEAR: (&str, [&str; 2]) = ("near", ["10.9.8.1", "fd09::1"]);
 /// The one on the other end.

@@ -146,6 +146,7 @@ impl Attachment {
             let missing =
                 |error| AccelError::Unavailable { what: "cannot attach to process", why: format!("{pid}: {error}") };
             processes.insert(pid, pidfd(pid).map_err(missing)?);
+            may_trace(pid).map_err(missing)?;
         }
         let first = pids
             .first()
@@ -548,6 +549,16 @@ fn own_sockets(group: &BTreeMap<u64, Vec<u32>>) -> Result<Vec<(u64, u32)>, &'sta
 fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::NotFound)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// An error if this thread may not look into the process, of which it would see no socket.
+fn may_trace(pid: u32) -> io::Result<()> {
+    match std::fs::read_link(format!("/proc/{pid}/ns/net")) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(io::Error::other(
+            "not permitted to trace it: it is another user's, or more privileged; run this as root, or with CAP_SYS_PTRACE",
+        )),
+        result => result.map(drop),
+    }
 }
 
 /// Moves this thread into the network namespace of a process, if it is another.

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -224,6 +224,33 @@ pub(crate) fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
         work()
     };
     thread::scope(|scope| scope.spawn(change).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// A user that has nothing to do with the program.
+pub(crate) const STRANGER: u32 = 65534;
+
+/// All connections of 20 reach a listener of another user.
+pub(crate) fn takes_all(address: SocketAddr) {
+    as_user(STRANGER, || {
+        let mut theirs = None;
+        wait_until("the port is free", || {
+            theirs = TcpListener::bind(address).ok();
+            theirs.is_some()
+        });
+        let theirs = theirs.unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let (v4, v6) = (IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST));
+        let reached = match address.ip() {
+            ip if !ip.is_unspecified() => vec![ip],
+            IpAddr::V4(_) => vec![v4],
+            // Its sockets are for both.
+            IpAddr::V6(_) => vec![v4, v6],
+        };
+        for ip in reached {
+            let _clients = connect_from(cpus()[0], SocketAddr::new(ip, address.port()), 20);
+            assert_eq!(accept_all(&theirs).len(), 20, "{address} by {ip}");
+        }
+    });
 }
 
 /// Hello with a token: the answer, and the descriptors that come with it.
