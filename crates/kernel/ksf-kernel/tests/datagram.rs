@@ -200,16 +200,9 @@ fn fragments_pass_on_veth() {
 
 /// InCsumErrors of the UDP line of /proc/net/snmp and of Udp6 in snmp6, in this namespace.
 fn checksum_errors() -> u64 {
-    let field = |text: &str, prefix: &str, name: &str| -> u64 {
-        let mut lines = text.lines().filter(|line| line.starts_with(prefix));
-        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-        let at = names.split(' ').position(|word| word == name).unwrap();
-        values.split(' ').nth(at).unwrap().parse().unwrap()
-    };
-    let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let snmp6 = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
     let udp6 = snmp6.lines().find(|line| line.starts_with("Udp6InCsumErrors")).unwrap();
-    field(&snmp, "Udp:", "InCsumErrors")
-        + field(&snmp, "Ip:", "InHdrErrors")
+    counted("Udp: ", "InCsumErrors")
+        + counted("Ip: ", "InHdrErrors")
         + udp6.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
 }

@@ -14,9 +14,11 @@ use ksf::engine::EngineKind;
 use ksf::error::CloseReason;
 use ksf::limits::Limits;
 use ksf::listener::ListenAddr;
+use ksf::server::Builder;
 use ksf::stats::{self, CounterValue, Stats};
-use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged};
+use ksf::{Message, Peer, Profile, Refused, Reply, Server, Service, Turn, Unlogged, WorkerService};
 use ksf_kernel::KernelService;
+use ksf_mux::{Workers, WorkersOptions};
 use ksf_services::{echo::Echo, rpc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
@@ -96,27 +98,42 @@ impl<S: Service<Shard = (), Conn = (), Mode = Unlogged>> Service for Awkward<S> 
     }
 }
 
-/// A server on a base engine, with the kernel half or without.
+/// The part that answers the messages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Answering {
+    Shards,
+    /// As many as it can; the others are for the shards.
+    KernelHalf,
+    Workers,
+}
+
+impl Answering {
+    const ALL: [Self; 3] = [Self::Shards, Self::KernelHalf, Self::Workers];
+}
+
+/// A server on a base engine.
 enum Ending {
     Here { server: Server, kernel: Option<KernelService>, acts: Arc<Acts>, address: SocketAddr },
     Apart { server: Helper, address: SocketAddr },
 }
 
 impl Ending {
-    fn start(spoken: Spoken, engine: EngineKind, kernel: bool, limits: Limits) -> Self {
+    fn start(spoken: Spoken, engine: EngineKind, answering: Answering, limits: Limits) -> Self {
         let shards = ksf::cpus::choose(None).unwrap().len() as u32;
-        let kernel = kernel.then(|| load_with(spoken.builtin(), |options| options.shards = shards));
+        let kernel = (answering == Answering::KernelHalf).then(|| load_with(spoken.builtin(), |options| options.shards = shards));
         let assist = kernel.as_ref().map(|kernel| Arc::new(kernel.assist()) as Arc<dyn Assist>);
         let acts = Arc::<Acts>::default();
         let listen = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());
-        let builder = Server::builder().engine(engine).limits(limits);
+        let builder = Server::builder().engine(engine).limits(limits.clone());
+        let workers = (answering == Answering::Workers).then(|| WorkersOptions::new(2, limits));
+        let awkward_echo = Arc::new(Awkward { inner: Echo, acts: Arc::clone(&acts) });
         let builder = match spoken {
-            Spoken::Echo => builder.listen(listen, Arc::new(Awkward { inner: Echo, acts: Arc::clone(&acts) }), assist),
+            Spoken::Echo => serve(builder, listen, awkward_echo, assist, workers),
             Spoken::Rpc => {
                 let mut table = rpc::ProgramTable::new();
                 table.register(rpc::Program::NFS_V3).unwrap();
                 let inner = rpc::NullService::new("rpc", table);
-                builder.listen(listen, Arc::new(Awkward { inner, acts: Arc::clone(&acts) }), assist)
+                serve(builder, listen, Arc::new(Awkward { inner, acts: Arc::clone(&acts) }), assist, workers)
             }
         };
         let server = builder.start().unwrap();
@@ -126,8 +143,8 @@ impl Ending {
         Self::Here { server, kernel, acts, address }
     }
 
-    fn start_apart(spoken: Spoken, engine: EngineKind, kernel: bool) -> Self {
-        let plan = format!("{} {engine} {kernel}", spoken.name());
+    fn start_apart(spoken: Spoken, engine: EngineKind, answering: Answering) -> Self {
+        let plan = format!("{} {engine} {answering:?}", spoken.name());
         let mut server = Helper::start("ends::helper_serves", &[(PLAN, plan)]);
         let address = server.hear().parse().unwrap();
         Self::Apart { server, address }
@@ -152,6 +169,22 @@ impl Ending {
     }
 }
 
+/// By the shards, unless there are workers.
+fn serve<S: WorkerService>(
+    builder: Builder,
+    listen: ListenAddr,
+    service: Arc<S>,
+    assist: Option<Arc<dyn Assist>>,
+    workers: Option<WorkersOptions>,
+) -> Builder {
+    let workers = workers.map(|options| Workers::start(Arc::clone(&service), options).unwrap());
+    let builder = builder.listen(listen, service, assist);
+    match workers {
+        Some(workers) => builder.adopt(workers),
+        None => builder,
+    }
+}
+
 const PLAN: &str = "KSF_TEST_SERVER";
 
 /// Serves until it is killed, or its starter is gone.
@@ -162,10 +195,11 @@ fn helper_serves() {
         return;
     }
     let plan = std::env::var(PLAN).unwrap();
-    let [spoken, engine, kernel] = plan.split(' ').collect::<Vec<_>>()[..] else { panic!("{plan}") };
+    let [spoken, engine, answering] = plan.split(' ').collect::<Vec<_>>()[..] else { panic!("{plan}") };
     let engine = engines().into_iter().find(|kind| kind.name() == engine).unwrap();
     let spoken = Spoken::from_name(spoken).unwrap();
-    let server = Ending::start(spoken, engine, kernel.parse().unwrap(), Limits::default());
+    let answering = Answering::ALL.into_iter().find(|one| format!("{one:?}") == answering).unwrap();
+    let server = Ending::start(spoken, engine, answering, Limits::default());
     say(server.address());
     listen();
 }
@@ -337,14 +371,14 @@ fn stop(pid: u32) {
 fn end_in_each_way(spoken: Spoken) {
     let Some(()) = root_or_skip("eBPF") else { return };
     let engines = engines();
-    let all: Vec<_> = engines.iter().flat_map(|engine| [(*engine, true), (*engine, false)]).collect();
+    let all: Vec<_> = engines.iter().flat_map(|engine| Answering::ALL.map(|by| (*engine, by))).collect();
     for (number, way) in ways(spoken).iter().enumerate() {
-        // In the gate once with the kernel half and once without, on the engines in turn.
+        // In the gate once in each, on the engines in turn.
         let turn = |number: usize| engines[number % engines.len()];
-        let tried = effort(vec![(turn(number), true), (turn(number + 1), false)], all.clone());
-        side_by_side(tried, |(engine, kernel)| {
-            let what = format!("{}: {} on {engine}, kernel half: {kernel}", spoken.name(), way.what);
-            end_in(way, spoken, engine, kernel, &what);
+        let tried = (0..).zip(Answering::ALL).map(|(at, by)| (turn(number + at), by)).collect();
+        side_by_side(effort(tried, all.clone()), |(engine, answering)| {
+            let what = format!("{}: {} on {engine}, answered by {answering:?}", spoken.name(), way.what);
+            end_in(way, spoken, engine, answering, &what);
         });
     }
 }
@@ -357,12 +391,12 @@ fn counter_of(reason: CloseReason) -> &'static str {
     stats::sum([&stats]).into_iter().find(counted).unwrap().name
 }
 
-fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, kernel: bool, what: &str) {
+fn end_in(way: &Way, spoken: Spoken, engine: EngineKind, answering: Answering, what: &str) {
     // A change of the limits reaches the shards a little later: connections may come before.
     let limits = if way.connects_late { way.limits.clone() } else { Limits::default() };
     let server = match way.by {
-        By::Kill | By::KillWhenFull => Ending::start_apart(spoken, engine, kernel),
-        _ => Ending::start(spoken, engine, kernel, limits),
+        By::Kill | By::KillWhenFull => Ending::start_apart(spoken, engine, answering),
+        _ => Ending::start(spoken, engine, answering, limits),
     };
     let mut peers: Vec<TcpStream> = (0..PEERS).map(|_| connect(server.address())).collect();
     for (number, peer) in peers.iter_mut().enumerate() {

@@ -145,9 +145,7 @@ impl Rig {
 
     /// Sends a message and reads its reply.
     pub(crate) fn exchange(&self, client: &mut TcpStream, index: u32) {
-        send_all(client, &self.spoken.request(index));
-        let reply = self.spoken.reply(index);
-        assert_eq!(read_exactly(client, reply.len()), reply, "message {index}");
+        exchange(client, self.spoken, index);
     }
 
     /// A counter of the kernel half.
@@ -183,6 +181,13 @@ impl Rig {
         assert_eq!(self.server_counter("closed_kernel_half"), 0);
         self.server.drain().expect("the shards end well");
     }
+}
+
+/// Sends a message and reads its reply.
+pub(crate) fn exchange(client: &mut TcpStream, spoken: Spoken, index: u32) {
+    send_all(client, &spoken.request(index));
+    let reply = spoken.reply(index);
+    assert_eq!(read_exactly(client, reply.len()), reply, "message {index}");
 }
 
 /// How a client keeps the server busy until the server goes away.
