@@ -120,7 +120,8 @@ enum Ending {
 impl Ending {
     fn start(spoken: Spoken, engine: EngineKind, answering: Answering, limits: Limits) -> Self {
         let shards = ksf::cpus::choose(None).unwrap().len() as u32;
-        let kernel = (answering == Answering::KernelHalf).then(|| load_with(spoken.builtin(), |options| options.shards = shards));
+        let kernel = (answering == Answering::KernelHalf)
+            .then(|| load_with(spoken.builtin(), |options| options.shards = shards));
         let assist = kernel.as_ref().map(|kernel| Arc::new(kernel.assist()) as Arc<dyn Assist>);
         let acts = Arc::<Acts>::default();
         let listen = ListenAddr::Tcp("127.0.0.1:0".parse().unwrap());

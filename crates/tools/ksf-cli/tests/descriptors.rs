@@ -84,6 +84,50 @@ fn use_ninep(client: &mut ninep::Client) {
     }
 }
 
+/// A client of either server.
+enum Client {
+    Nfs(TcpStream, Vec<u8>),
+    Ninep(ninep::Client),
+}
+
+impl Client {
+    fn of(kind: &str, server: &Server, place: &Place) -> Self {
+        if kind == "9p" {
+            return Self::Ninep(ninep::Client::attached(server));
+        }
+        let mut connection = stream::connect(server.address(" tcp "));
+        let root = mount(&mut connection, place);
+        Self::Nfs(connection, root)
+    }
+
+    fn use_files(&mut self) {
+        match self {
+            Self::Nfs(connection, root) => use_nfs(connection, root),
+            Self::Ninep(client) => use_ninep(client),
+        }
+    }
+
+    /// Looks a file up, for which the server opens it: that is done, or refused for want of a descriptor.
+    fn look_up(&mut self) {
+        match self {
+            Self::Nfs(connection, root) => {
+                const JUKEBOX: u32 = 10_008;
+                let results = call(connection, NFS_PROGRAM, 3, &[opaque(root), opaque(b"0")].concat());
+                let status = XdrReader::new(&results).u32().unwrap();
+                assert!([0, JUKEBOX].contains(&status), "{status}");
+            }
+            Self::Ninep(client) => {
+                let mut buffer = Vec::new();
+                let names = Names::of(&[b"0"], &mut buffer).unwrap();
+                match client.outcome(Request::Walk { fid: 0, newfid: 1, names }) {
+                    Ok(_) => drop(client.ask(Request::Clunk { fid: 1 }).unwrap()),
+                    Err(ecode) => assert_eq!(ecode, libc::EMFILE as u32),
+                }
+            }
+        }
+    }
+}
+
 fn fill(place: &Place) {
     (0..FILES).for_each(|number| fs::write(place.export().join(number.to_string()), "text").unwrap());
 }
@@ -112,50 +156,44 @@ fn idle_connections_take_no_descriptors_from_requests() {
             let line = server.line_with("connections_max is");
             assert!(line.contains(&format!("the process may have {open_max} descriptors (ulimit -n)")), "{line}");
             let address = server.address(" tcp ");
-            let (mut nfs, mut ninep) = match kind {
-                "nfs" => (Some(stream::connect(address)), None),
-                _ => (None, Some(ninep::Client::attached(&server))),
-            };
-            let root = nfs.as_mut().map(|connection| mount(connection, &place));
+            let mut client = Client::of(kind, &server, &place);
             let strangers = strangers(&server, address, open_max);
-            if let (Some(connection), Some(root)) = (&mut nfs, &root) {
-                use_nfs(connection, root);
-            }
-            if let Some(client) = &mut ninep {
-                use_ninep(client);
-            }
+            client.use_files();
             drop(strangers);
             server.stop();
         }
     }
 }
 
-/// For a moment the shard has accepted more connections than it may have, as many as there are descriptors.
+/// For a moment the shard has accepted more connections than it may have, as many as there are descriptors. Requests that need one
+/// then are refused in a way that lets their client ask again.
 #[test]
 fn a_flood_of_connections_leaves_no_trace() {
     const OPEN_MAX: usize = 128;
-    for engine in engines() {
+    for (engine, kind) in engines().into_iter().flat_map(|engine| ["nfs", "9p"].map(|kind| (engine, kind))) {
         let place = Place::new();
         fill(&place);
         let export = format!("{},squash=all,anon={},names=async", place.export().display(), own_user());
         let (cpu, state) = (first_cpu(), place.0.path("state"));
         let args =
-            ["nfs", "--engine", engine, "--listen", "tcp:127.0.0.1:0", "--cpus", &cpu, "--export", &export, "--state"];
+            [kind, "--engine", engine, "--listen", "tcp:127.0.0.1:0", "--cpus", &cpu, "--export", &export, "--state"];
         let server = start(OPEN_MAX, &[&args[..], &[state.to_str().unwrap()]].concat(), 1);
         let address = server.address(" tcp ");
-        let mut connection = stream::connect(address);
-        let root = mount(&mut connection, &place);
+        let mut client = Client::of(kind, &server, &place);
         // They wait in the kernel, and come all at once.
         server.signal(Signal::STOP);
         let flood: Vec<_> = (0..4 * OPEN_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
-        server.signal(Signal::CONT);
         let count = |name| value(&server.stat()["services"][0]["counters"], name);
-        wait_until("all have been accepted", || count("accepted") + count("refused_no_fd") > flood.len() as u64);
-        use_nfs(&mut connection, &root);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..FILES).for_each(|_| client.look_up()));
+            server.signal(Signal::CONT);
+            wait_until("all have been accepted", || count("accepted") + count("refused_no_fd") > flood.len() as u64);
+        });
+        client.use_files();
         // Some are served.
         drop(flood);
         wait_until("there is room again", || count("closed_total") > 0);
-        mount(&mut stream::connect(address), &place);
+        Client::of(kind, &server, &place);
         server.stop();
     }
 }

@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::support::{Folder, Server, ksf, run, stderr, value, wait_until, xdp_on_lo};
-use ksf_test::compile;
 use ksf_test::stream::{ask, connect, datagrams};
+use ksf_test::{compile, counted};
 use rustix::process::Signal;
 
 fn tcp_echo(address: SocketAddr, message: &[u8]) {
@@ -49,15 +49,6 @@ fn auto_takes_the_kernel_for_tcp_and_xdp_for_udp() {
     assert!(xdp_on_lo());
     server.stop();
     assert!(!xdp_on_lo(), "XDP is left behind");
-}
-
-/// A counter of this thread's network, of a layer of the protocols.
-fn counted(layer: &str, counter: &str) -> u64 {
-    let table = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
-    let mut rows = table.lines().filter_map(|line| line.strip_prefix(layer)).map(|row| row.split(' '));
-    let (names, values) = (rows.next().unwrap(), rows.next().unwrap());
-    let (_, value) = names.zip(values).find(|(name, _)| *name == counter).unwrap();
-    value.parse().unwrap()
 }
 
 /// Packets that reached the IP layer, in front of netfilter.

@@ -178,10 +178,15 @@ impl Client {
 
     /// The number of the error.
     fn refused(&mut self, request: Request<'_>) -> u32 {
+        self.outcome(request).expect_err("it is refused")
+    }
+
+    /// The message of the reply, or the number of the error.
+    pub(crate) fn outcome(&mut self, request: Request<'_>) -> Result<Vec<u8>, u32> {
         let reply = self.exchange(request).unwrap();
         match Reply::parse(&reply).unwrap().1 {
-            Reply::Lerror { ecode } => ecode,
-            other => panic!("{request:?}: {other:?}"),
+            Reply::Lerror { ecode } => Err(ecode),
+            _ => Ok(reply),
         }
     }
 
