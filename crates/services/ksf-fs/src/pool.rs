@@ -429,7 +429,12 @@ impl Shared {
             let panicked = catch_unwind(AssertUnwindSafe(|| work(&mut lane))).is_err();
             inner = self.lock();
             inner.running -= 1;
-            inner.shares[share].ended(length);
+            let ended = &mut inner.shares[share];
+            ended.ended(length);
+            if ended.running == 0 && ended.len() > 0 {
+                // This lane may take a job of another share, and a reserved one waits for the next job that comes.
+                self.work.notify_one();
+            }
             inner.counters.done += 1;
             inner.counters.panicked += u64::from(panicked);
             lane.owed = None;
@@ -566,6 +571,12 @@ mod tests {
         });
     }
 
+    /// Ends the jobs of a gate.
+    fn open(gate: &(Mutex<bool>, Condvar)) {
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+    }
+
     #[test]
     fn a_share_whose_jobs_hang_leaves_lanes_to_the_others() {
         let lanes = lanes(4, 3);
@@ -583,9 +594,33 @@ mod tests {
         let served: Vec<i32> = receiver.iter().take(10).collect();
         assert_eq!(served, (0..10).collect::<Vec<_>>());
         assert_eq!(lanes.queue().counters().queued_jobs, 98 + 99);
-        *gate.0.lock().unwrap() = true;
-        gate.1.notify_all();
+        open(&gate);
         until(&lanes, |counters| counters.done == 210);
+    }
+
+    #[test]
+    fn a_share_without_a_lane_gets_a_reserved_one_while_others_wait() {
+        let lanes = lanes(8, 5);
+        let gates: [Arc<(Mutex<bool>, Condvar)>; 3] = Default::default();
+        let [hanging, first, reserved] = &gates;
+        // All lanes: the last two are reserved.
+        for (share, gate) in [(0, hanging), (0, hanging), (0, hanging), (0, hanging), (1, hanging), (2, first)] {
+            block(&lanes, share, Length::Short, gate);
+        }
+        until(&lanes, |counters| counters.running_jobs == 6);
+        (3..5).for_each(|share| block(&lanes, share, Length::Short, reserved));
+        until(&lanes, |counters| counters.running_jobs == 8);
+        block(&lanes, 1, Length::Short, hanging);
+        let (sender, receiver) = mpsc::channel();
+        submit(&lanes, 2, Length::Short, 0, move |_| sender.send(()).unwrap());
+        // The reserved lanes find nothing that may run, and sleep.
+        open(reserved);
+        until(&lanes, |counters| counters.done == 2);
+        // The lane of this job takes the one of share 1, whose turn it is.
+        open(first);
+        receiver.recv_timeout(ksf_test::PATIENCE).unwrap();
+        open(hanging);
+        until(&lanes, |counters| counters.done == 10);
     }
 
     #[test]
@@ -603,8 +638,7 @@ mod tests {
             let served: Vec<i32> = receiver.iter().take(10).collect();
             assert!((0..10).all(|number| served.contains(&number)));
             assert_eq!(lanes.queue().counters().queued_jobs, 20 - long, "{threads} lanes, {shares} shares");
-            *gate.0.lock().unwrap() = true;
-            gate.1.notify_all();
+            open(&gate);
             until(&lanes, |counters| counters.done == 30);
         }
     }
@@ -676,8 +710,7 @@ mod tests {
             let sender = sender.clone();
             lanes.queue().submit(account.clone(), 0, length, 0, move |_| sender.send(number).unwrap());
         }
-        *gate.0.lock().unwrap() = true;
-        gate.1.notify_all();
+        open(&gate);
         assert_eq!(receiver.iter().take(3).collect::<Vec<_>>(), [0, 100, 1]);
         until(&lanes, |counters| counters.done == 102);
     }
@@ -688,8 +721,7 @@ mod tests {
         let gate = Arc::<(Mutex<bool>, Condvar)>::default();
         (0..9).for_each(|_| block(&alone, 0, Length::Short, &gate));
         until(&alone, |counters| counters.queued_jobs == 5);
-        *gate.0.lock().unwrap() = true;
-        gate.1.notify_all();
+        open(&gate);
         // One lane: the order is that of the turns.
         let lanes = lanes(1, 2);
         let started = Arc::new(Barrier::new(2));
