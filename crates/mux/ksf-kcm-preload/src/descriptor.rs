@@ -19,8 +19,9 @@ use crate::table::lock;
 const FDS_MAX: usize = 1 << 20;
 
 static OWN: OwnDescriptors<FDS_MAX> = OwnDescriptors::new();
-/// Calls of [`close_around`] under way: no number becomes the library's meanwhile. The lock is held only for calls that do not
-/// wait in the kernel. For a thread that holds it, the numbers that are noted are those that are open.
+/// Calls of [`close_around`] under way: no number becomes the library's meanwhile. No thread holds the lock while it closes a
+/// file of the program, which may wait in the kernel. For a thread that holds it, the numbers that are noted are those that are
+/// open.
 static RANGES: Mutex<usize> = Mutex::new(0);
 /// None is under way any more.
 static RANGES_CLOSED: Condvar = Condvar::new();
