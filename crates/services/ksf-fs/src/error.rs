@@ -211,8 +211,11 @@ mod tests {
             (libc::ESTALE, ErrorKind::Stale),
             (libc::EOPNOTSUPP, ErrorKind::NotSupported),
             (libc::EMFILE, ErrorKind::TryLater),
+            (libc::ENFILE, ErrorKind::TryLater),
+            (libc::EAGAIN, ErrorKind::TryLater),
             (libc::ENOMEM, ErrorKind::TryLater),
             (libc::ELOOP, ErrorKind::Symlink),
+            (libc::EBUSY, ErrorKind::Busy),
             (libc::ETXTBSY, ErrorKind::Busy),
             (libc::EPROTO, ErrorKind::Io),
         ];

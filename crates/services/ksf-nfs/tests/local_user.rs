@@ -9,45 +9,14 @@ use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
 
 use crate::common::{Client, OK, Place, Serving, handle, mode, named, read_args, write_args};
+use ksf_test::acl::{ACCESS_ACL, DEFAULT_ACL, For, acl};
 use ksf_test::rpc::words;
 use ksf_test::{program_or_skip, root_or_skip, skip};
 
 const ACCES: u32 = 13;
 
-const ACCESS_ACL: &str = "system.posix_acl_access";
-const DEFAULT_ACL: &str = "system.posix_acl_default";
-
 /// uid, gid, groups.
 type User = (u32, u32, &'static [u32]);
-
-/// Who an entry of an ACL is for (linux/posix_acl.h).
-#[derive(Clone, Copy)]
-enum For {
-    Owner,
-    User(u32),
-    OwnGroup,
-    Group(u32),
-    Mask,
-    Others,
-}
-
-/// An ACL as it is kept in an extended attribute; permissions are those of a digit of a mode.
-fn acl(entries: &[(For, u16)]) -> Vec<u8> {
-    let mut bytes = 2_u32.to_le_bytes().to_vec();
-    for (who, permissions) in entries {
-        let (tag, id) = match who {
-            For::Owner => (0x01_u16, u32::MAX),
-            For::User(id) => (0x02, *id),
-            For::OwnGroup => (0x04, u32::MAX),
-            For::Group(id) => (0x08, *id),
-            For::Mask => (0x10, u32::MAX),
-            For::Others => (0x20, u32::MAX),
-        };
-        bytes.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
-        bytes.extend(id.to_le_bytes());
-    }
-    bytes
-}
 
 /// Gives a path an ACL; `None`: its file system has none, and the test is skipped.
 fn set_acl(path: &Path, kind: &str, entries: &[(For, u16)]) -> Option<()> {

@@ -7,12 +7,14 @@ use std::path::PathBuf;
 
 use crate::common::{Client, Place, ROOT, Serving};
 use ksf_proto::p9::{Data, NO_UID, Names, Request, SetStat, UNLINK_DIRECTORY, open_flag, set_bit};
+use ksf_test::acl::{ACCESS_ACL, DEFAULT_ACL, For, acl};
 use ksf_test::files::tree;
+use ksf_test::skip;
 use rustix::fs::{self as call, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, XattrFlags};
 use rustix::io::Result as SysResult;
 
-const FID: u32 = 1;
-const FREE: u32 = 2;
+pub(crate) const FID: u32 = 1;
+pub(crate) const FREE: u32 = 2;
 const FIFO: u32 = libc::S_IFIFO | 0o600;
 const XATTR_BYTES_MAX: usize = 65_536;
 
@@ -218,8 +220,8 @@ fn open_fids_have_the_errors_of_descriptors() {
     both.end();
 }
 
-/// Sets a value by all its messages. Returns the first error.
-fn set_xattr(client: &mut Client, name: &[u8], value: &[u8], flags: u32) -> Result<(), i32> {
+/// Sets a value of [`FID`] by all its messages. Returns the first error.
+pub(crate) fn set_xattr(client: &mut Client, name: &[u8], value: &[u8], flags: u32) -> Result<(), i32> {
     let fid = FREE;
     client.walk(FID, fid, "").unwrap();
     if let Err(errno) = client.does(Request::Xattrcreate { fid, name, size: value.len() as u64, flags }) {
@@ -262,6 +264,58 @@ fn extended_attributes_have_the_errors_of_system_calls() {
                 let wanted = number(call::lremovexattr(&path, name));
                 assert_eq!(set_xattr(&mut both.client, name.as_bytes(), b"", 2), wanted, "{at} {name}");
             }
+        }
+        both.client.clunk(FID).unwrap();
+    }
+    both.end();
+}
+
+/// Linux' client reads and sets ACLs by these attributes (`posixacl`).
+#[test]
+fn acls_have_the_errors_of_system_calls() {
+    let mut both = Both::new();
+    let (mut read, plain) = (vec![0; 256], both.path.join("dir"));
+    let whole = acl(&[(For::Owner, 6), (For::User(1001), 6), (For::OwnGroup, 4), (For::Mask, 5), (For::Others, 1)]);
+    let values = [
+        whole.clone(),
+        // As many permissions as a mode has.
+        acl(&[(For::Owner, 6), (For::OwnGroup, 4), (For::Others, 1)]),
+        // Without a mask, without an owner, in another order, of no permissions that there are.
+        acl(&[(For::Owner, 6), (For::User(1001), 6), (For::OwnGroup, 4), (For::Others, 1)]),
+        acl(&[(For::OwnGroup, 4), (For::Others, 1)]),
+        acl(&[(For::OwnGroup, 4), (For::Owner, 6), (For::Others, 1)]),
+        acl(&[(For::Owner, 8), (For::OwnGroup, 4), (For::Others, 1)]),
+        // Of another version, and cut.
+        [&[1], &whole[1..]].concat(),
+        whole[..whole.len() - 1].to_vec(),
+        acl(&[]),
+    ];
+    let set = call::lsetxattr(plain.join("file"), ACCESS_ACL, &whole, XattrFlags::empty());
+    if number(set) == Err(libc::EOPNOTSUPP) {
+        return skip("needs a file system with ACLs");
+    }
+    call::lremovexattr(plain.join("file"), ACCESS_ACL).unwrap();
+    for at in ["file", "inner", "link"] {
+        both.client.walk(ROOT, FID, at).unwrap();
+        let path = plain.join(at);
+        for name in [ACCESS_ACL, DEFAULT_ACL] {
+            for (value, flags) in values.iter().flat_map(|value| [0, 1, 2].map(|flags| (value, flags))) {
+                let set = number(call::lsetxattr(&path, name, value, XattrFlags::from_bits_retain(flags)));
+                let told = set_xattr(&mut both.client, name.as_bytes(), value, flags);
+                assert_eq!(told, set, "{at} {name} {value:?}, flags {flags}");
+                let found = call::lgetxattr(&path, name, &mut read).map(|length| read[..length].to_vec());
+                let request = Request::Xattrwalk { fid: FID, newfid: FREE, name: name.as_bytes() };
+                let told = both.client.does(request).map(|()| both.client.read(FREE, 0, 256).unwrap());
+                assert_eq!(told, found.map_err(|errno| errno.raw_os_error()), "{at} {name}");
+                if told.is_ok() {
+                    both.client.clunk(FREE).unwrap();
+                }
+            }
+        }
+        // An empty value that replaces is removexattr(2), twice.
+        for name in [ACCESS_ACL, DEFAULT_ACL].repeat(2) {
+            let wanted = number(call::lremovexattr(&path, name));
+            assert_eq!(set_xattr(&mut both.client, name.as_bytes(), b"", 2), wanted, "{at} {name}");
         }
         both.client.clunk(FID).unwrap();
     }

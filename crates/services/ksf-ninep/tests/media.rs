@@ -6,14 +6,14 @@ use std::os::unix::fs::DirEntryExt;
 use std::path::Path;
 
 use crate::common::disk::{
-    BLOCK, DISK, Disk, Frozen, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, with_mounts,
+    BLOCK, DISK, Disk, Frozen, IMAGE_BYTES, damage, data, fill, other_disk, stoppable_disk, unmount, with_mounts,
 };
 use crate::common::{Client, Place, ROOT, Serving};
 use ksf::engine::EngineKind;
 use ksf_fs::ExportOptions;
 use ksf_ninep::ExportSettings;
-use ksf_proto::p9::{Data, NO_UID, Reply, Request};
-use ksf_test::{program_or_skip, succeeds, wait_until};
+use ksf_proto::p9::{Data, NO_UID, Reply, Request, UNLINK_DIRECTORY};
+use ksf_test::{mount_image, program_or_skip, succeeds, wait_until};
 use rustix::fs::{SealFlags, fcntl_add_seals};
 
 const BOTH: u32 = 2;
@@ -24,7 +24,7 @@ const FILE: u32 = 2;
 const MORE: u32 = 3;
 
 /// Serves these directories.
-fn serve_all(place: &Place, paths: &[&Path]) -> Serving {
+pub(crate) fn serve_all(place: &Place, paths: &[&Path]) -> Serving {
     paths.iter().for_each(|path| fs::create_dir_all(path).unwrap());
     let export = |path: &&Path| ExportSettings { path: path.to_path_buf(), ..place.export() };
     place.serve_all(EngineKind::Epoll, paths.iter().map(export).collect())
@@ -205,6 +205,67 @@ fn qids_in_a_listing_are_those_of_walks_across_subvolumes() {
         assert_eq!(listed.path, above, "below a mount on the root");
         client.clunk(FILE).unwrap();
         succeeds(&["umount", data("").to_str().unwrap()]);
+        serving.stop();
+    });
+}
+
+/// ext4 has at most 65,000 links of a file, and without `dir_nlink` as many of a directory. A damaged count takes no time to make.
+#[test]
+fn more_links_than_the_file_system_has_are_emlink() {
+    with_mounts(|| {
+        let Some(_) = program_or_skip("debugfs") else { return };
+        let Some(disk) = other_disk("ext4", &["-O", "^dir_nlink"]) else { return };
+        ["full", "folder"].iter().for_each(|name| fs::create_dir_all(data(name)).unwrap());
+        fs::write(data("file"), "").unwrap();
+        unmount();
+        for name in ["file", "full"] {
+            let set = format!("set_inode_field /export/{name} links_count 65000");
+            succeeds(&["debugfs", "-w", "-R", &set, &disk.image]);
+        }
+        mount_image(disk.image.as_ref(), DISK.as_ref());
+        let place = Place::new();
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        for (fid, name) in [(FREE, "folder"), (FILE, "file"), (MORE, "full")] {
+            client.walk(ROOT, fid, name).unwrap();
+        }
+        for request in [
+            Request::Link { dfid: ROOT, fid: FILE, name: b"new" },
+            Request::Mkdir { dfid: MORE, name: b"new", mode: 0o755, gid: 0 },
+            Request::Rename { fid: FREE, dfid: MORE, name: b"new" },
+            Request::Renameat { olddirfid: ROOT, oldname: b"folder", newdirfid: MORE, newname: b"new" },
+        ] {
+            assert_eq!(client.does(request), Err(libc::EMLINK), "{request:?}");
+        }
+        // Files are no links of it.
+        client.does(Request::Mknod { dfid: MORE, name: b"new", mode: 0o640, major: 0, minor: 0, gid: 0 }).unwrap();
+        serving.stop();
+    });
+}
+
+#[test]
+fn a_directory_with_a_mount_on_it_is_ebusy() {
+    with_mounts(|| {
+        let (_disk, place) = (Disk::new(), Place::new());
+        ["covered", "folder"].iter().for_each(|name| fs::create_dir_all(data(name)).unwrap());
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        client.walk(ROOT, FILE, "covered").unwrap();
+        client.walk(ROOT, MORE, "folder").unwrap();
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", data("covered").to_str().unwrap()]);
+        for request in [
+            Request::Unlinkat { dirfid: ROOT, name: b"covered", flags: UNLINK_DIRECTORY },
+            Request::Renameat { olddirfid: ROOT, oldname: b"covered", newdirfid: ROOT, newname: b"new" },
+            Request::Renameat { olddirfid: ROOT, oldname: b"folder", newdirfid: ROOT, newname: b"covered" },
+            Request::Rename { fid: MORE, dfid: ROOT, name: b"covered" },
+        ] {
+            assert_eq!(client.does(request), Err(libc::EBUSY), "{request:?}");
+        }
+        // The name of the fid is that of another directory now, in another file system.
+        for request in [Request::Rename { fid: FILE, dfid: ROOT, name: b"new" }, Request::Remove { fid: FILE }] {
+            assert_eq!(client.does(request), Err(libc::ESTALE), "{request:?}");
+        }
+        assert!(data("covered").is_dir() && data("folder").is_dir());
         serving.stop();
     });
 }

@@ -4,12 +4,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
+use crate::calls::{FID, FREE, set_xattr};
+use crate::common::disk::{Disk, data, with_mounts};
 use crate::common::{Client, Place, ROOT};
+use crate::media::serve_all;
 use crate::messages::{USER, with_fid, with_name};
-use ksf_proto::p9::{Data, NO_UID, Names, Request, SetStat, UNLINK_DIRECTORY};
+use ksf_proto::p9::{Data, NO_UID, Names, Request, SetStat, UNLINK_DIRECTORY, open_flag, set_bit};
+use ksf_test::acl::{ACCESS_ACL, DEFAULT_ACL, For, acl};
 use ksf_test::files::{Object, tree};
-use ksf_test::root_or_skip;
+use ksf_test::{Running, program_or_skip, root_or_skip, skip, succeeds};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 
 /// Everything in the export, and its times: mtime and ctime.
 type State = (BTreeMap<PathBuf, Object>, Vec<[i64; 4]>);
@@ -153,6 +159,163 @@ fn the_rights_of_the_caller_hold_for_the_content_and_the_attributes_of_a_file() 
     }
     assert_eq!(state(&place), before);
     serving.stop();
+}
+
+#[test]
+fn an_acl_that_a_client_sets_holds_for_other_users_and_a_default_one_for_new_objects() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let place = Place::new();
+    fs::write(place.path("file"), "text").unwrap();
+    let plain = place.beside("plain");
+    fs::create_dir(place.path("folder")).unwrap();
+    fs::set_permissions(place.path("folder"), fs::Permissions::from_mode(0o777)).unwrap();
+    let serving = place.serve();
+    let (mut client, mut user, mut other) = (serving.client(), serving.user(USER), serving.user(USER + 1));
+    // All may write, and one may not.
+    let read_only = acl(&[(For::Owner, 6), (For::User(USER), 4), (For::OwnGroup, 6), (For::Mask, 7), (For::Others, 6)]);
+    client.walk(ROOT, FID, "file").unwrap();
+    match set_xattr(&mut client, ACCESS_ACL.as_bytes(), &read_only, 0) {
+        Err(libc::EOPNOTSUPP) => return skip("needs a file system with ACLs"),
+        set => set.unwrap(),
+    }
+    user.open(FREE, "file", 0).unwrap();
+    assert_eq!(user.read(FREE, 0, 10).unwrap(), b"text");
+    user.walk(ROOT, FID, "file").unwrap();
+    refused(&mut user, Request::Lopen { fid: FID, flags: open_flag::WRITE }, libc::EACCES);
+    user.clunk(FREE).unwrap();
+    // The ACL is its owner's to set.
+    for (value, flags) in [(&read_only[..], 0), (b"", 2)] {
+        assert_eq!(set_xattr(&mut user, ACCESS_ACL.as_bytes(), value, flags), Err(libc::EPERM));
+    }
+    other.open(FREE, "file", open_flag::WRITE).unwrap();
+    client.clunk(FID).unwrap();
+
+    client.walk(ROOT, FID, "folder").unwrap();
+    let value = acl(&[(For::Owner, 7), (For::User(USER), 7), (For::OwnGroup, 5), (For::Mask, 5), (For::Others, 0)]);
+    set_xattr(&mut client, DEFAULT_ACL.as_bytes(), &value, 0).unwrap();
+    setxattr(&plain, DEFAULT_ACL, &value, XattrFlags::empty()).unwrap();
+    fs::write(plain.join("new"), "").unwrap();
+    fs::create_dir(plain.join("new folder")).unwrap();
+    other.walk(ROOT, FID, "folder").unwrap();
+    other.does(Request::Mkdir { dfid: FID, name: b"new folder", mode: 0o777, gid: NO_UID }).unwrap();
+    other.does(Request::Lcreate { fid: FID, name: b"new", flags: 1, mode: 0o666, gid: NO_UID }).unwrap();
+    let told = |path: PathBuf, name: &str| {
+        let mut value = [0; 256];
+        let length = getxattr(&path, name, &mut value[..]);
+        (fs::metadata(&path).unwrap().mode(), length.map(|length| value[..length].to_vec()))
+    };
+    for (object, name) in ["new", "new folder"].iter().flat_map(|object| [(object, ACCESS_ACL), (object, DEFAULT_ACL)])
+    {
+        assert_eq!(told(place.path("folder").join(object), name), told(plain.join(object), name), "{name} of {object}");
+    }
+    assert!(told(place.path("folder/new"), ACCESS_ACL).1.is_ok());
+    serving.stop();
+}
+
+/// Flags of chattr(1), which hold for root, too.
+#[test]
+fn objects_that_may_not_change_are_eperm() {
+    const DIR: u32 = 3;
+    const LOG: u32 = 4;
+    const FILE: u32 = 5;
+    with_mounts(|| {
+        let Some(_) = program_or_skip("chattr") else { return };
+        let (_disk, place) = (Disk::new(), Place::new());
+        fs::create_dir_all(data("fixed folder")).unwrap();
+        for name in ["file", "fixed", "fixed folder/inside", "log"] {
+            fs::write(data(name), "text").unwrap();
+        }
+        for (flag, name) in [("+i", "fixed"), ("+i", "fixed folder"), ("+a", "log")] {
+            succeeds(&["chattr", flag, data(name).to_str().unwrap()]);
+        }
+        let serving = serve_all(&place, &[&data("")]);
+        let mut client = serving.client();
+        for (fid, name) in [(FID, "fixed"), (DIR, "fixed folder"), (LOG, "log"), (FILE, "file")] {
+            client.walk(ROOT, fid, name).unwrap();
+        }
+        let to = SetStat { mode: 0o777, size: 0, ..SetStat::default() };
+        for (fid, name) in [(FID, &b"fixed"[..]), (LOG, b"log")] {
+            for request in [
+                Request::Lopen { fid, flags: open_flag::WRITE },
+                Request::Setattr { fid, to: SetStat { valid: set_bit::SIZE, ..to } },
+                Request::Setattr { fid, to: SetStat { valid: set_bit::MODE, ..to } },
+                Request::Link { dfid: ROOT, fid, name: b"new" },
+                Request::Rename { fid, dfid: ROOT, name: b"new" },
+                Request::Renameat { olddirfid: ROOT, oldname: name, newdirfid: ROOT, newname: b"new" },
+                Request::Renameat { olddirfid: ROOT, oldname: b"file", newdirfid: ROOT, newname: name },
+                Request::Unlinkat { dirfid: ROOT, name, flags: 0 },
+            ] {
+                refused(&mut client, request, libc::EPERM);
+            }
+        }
+        assert_eq!(set_xattr(&mut client, b"user.x", b"value", 0), Err(libc::EPERM));
+        for (name, makes) in [(&b"new"[..], true), (b"inside", false)] {
+            for request in with_name(DIR, FILE, name).into_iter().filter(|request| makes_name(request) == makes) {
+                refused(&mut client, request, libc::EPERM);
+            }
+        }
+        // Its end may be written.
+        client.does(Request::Lopen { fid: LOG, flags: open_flag::WRITE | open_flag::APPEND }).unwrap();
+        client.does(Request::Write { fid: LOG, offset: 0, data: Data(b" and more") }).unwrap();
+        refused(&mut client, Request::Remove { fid: FID }, libc::EPERM);
+        refused(&mut client, Request::Remove { fid: LOG }, libc::EPERM);
+        serving.stop();
+        assert_eq!(fs::read_to_string(data("log")).unwrap(), "text and more");
+    });
+}
+
+#[test]
+fn a_file_with_a_lease_is_eagain_until_its_program_gives_it_up() {
+    const PROGRAM: &str = "import fcntl, signal, sys\n\
+        signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+        file = open('file', 'r+')\n\
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+        print('leased', flush=True)\n\
+        sys.stdin.read()";
+    let Some(_) = program_or_skip("python3") else { return };
+    let place = Place::new();
+    fs::write(place.path("file"), "text").unwrap();
+    let mut command = Command::new("python3");
+    command.args(["-c", PROGRAM]).current_dir(place.path("")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = Running::start(&mut command);
+    program.out.with("leased");
+    let serving = place.serve();
+    let mut client = serving.client();
+    client.walk(ROOT, FID, "file").unwrap();
+    client.walk(ROOT, FREE, "").unwrap();
+    let open = Request::Lopen { fid: FID, flags: 0 };
+    let create = Request::Lcreate { fid: FREE, name: b"file", flags: open_flag::WRITE, mode: 0o644, gid: NO_UID };
+    for request in [open, create] {
+        refused(&mut client, request, libc::EAGAIN);
+    }
+    program.end_input();
+    assert!(program.wait().success());
+    for request in [open, create] {
+        client.does(request).unwrap();
+    }
+    serving.stop();
+}
+
+#[test]
+fn an_attach_whose_user_cannot_be_looked_up_is_eagain_and_takes_no_fid() {
+    with_mounts(|| {
+        succeeds(&["mount", "-t", "tmpfs", "tmpfs", "/etc"]);
+        // Reading it fails: EISDIR.
+        fs::create_dir("/etc/passwd").unwrap();
+        fs::write("/etc/nsswitch.conf", "passwd: files\ngroup: files\n").unwrap();
+        let place = Place::new();
+        let serving = place.serve();
+        let mut client = serving.connect();
+        client.version();
+        for _ in 0..2 {
+            assert_eq!(client.attach(ROOT, USER, b""), Err(libc::EAGAIN));
+            assert_eq!(client.clunk(ROOT), Err(libc::EBADF));
+        }
+        fs::remove_dir("/etc/passwd").unwrap();
+        fs::write("/etc/passwd", format!("user:x:{USER}:{USER}::/:/bin/sh\n")).unwrap();
+        client.attach(ROOT, USER, b"").unwrap();
+        serving.stop();
+    });
 }
 
 /// The error of a request for a removed object whose fid is not open.

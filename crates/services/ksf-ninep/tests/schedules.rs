@@ -1,9 +1,10 @@
-//! A connection whose seed decides the order of everything: requests, flushes, and when the result of each lane arrives.
+//! A connection whose seed decides the order of everything: requests, flushes, and when the result of each lane arrives. `ksf-sim`
+//! simulates shards and their sockets; here the file layer and its lanes are real, and only their results are put in an order.
 //!
 //! The test is the shard ([`Driven`]). It hands a request to the service, waits until the lanes have carried it out, and keeps the result
 //! until the seed delivers it. So one seed is one schedule.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::rc::Rc;
 
@@ -24,13 +25,22 @@ fn name(fid: u32, file: u8) -> String {
     format!("{fid}-{file}")
 }
 
+/// A file of a fid: the number in its name, and the number of the name that is its text. `None`: it was created anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct File {
+    name: u8,
+    text: Option<u8>,
+}
+
 /// What a fid is when all requests that were sent are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent,
     Root,
-    File(u8),
-    Open(u8),
+    Closed(File),
+    Open(File),
+    /// The names of the root's extended attributes.
+    Value,
 }
 
 #[derive(Debug)]
@@ -59,10 +69,19 @@ impl Server {
     }
 }
 
-/// Files that each fid has.
-fn files_of(place: &Place) -> BTreeSet<String> {
+/// Texts of all files, as [`File`] has them.
+type Files = BTreeMap<String, Option<u8>>;
+
+fn files_of(place: &Place) -> Files {
     let entries = fs::read_dir(place.path("")).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    let name_and_text = |entry: std::io::Result<fs::DirEntry>| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let bytes = fs::read(place.path(&name)).unwrap();
+        let text = (0..FILES).find(|file| bytes.starts_with(format!("{}{file}", &name[..2]).as_bytes()));
+        assert!(text.is_some() || bytes.iter().take(3).all(|byte| *byte == 0), "{name}: {bytes:?}");
+        (name, text)
+    };
+    entries.map(name_and_text).collect()
 }
 
 struct Flight<'a> {
@@ -70,9 +89,10 @@ struct Flight<'a> {
     place: &'a Place,
     random: Random,
     fids: BTreeMap<u32, History>,
-    files: BTreeSet<String>,
+    files: Files,
     /// What the framework counts for one fid.
     fid_bytes: usize,
+    value_bytes: usize,
     /// Tags and types of the replies.
     seen: Vec<(u16, u8)>,
 }
@@ -86,9 +106,13 @@ impl<'a> Flight<'a> {
             }
         }
         let (fids, files, seen) = Default::default();
-        let mut flight = Self { driven: Driven::new(shard), place, random, fids, files, fid_bytes: 0, seen };
+        let (driven, fid_bytes, value_bytes) = (Driven::new(shard), 0, 0);
+        let mut flight = Self { driven, place, random, fids, files, fid_bytes, value_bytes, seen };
         flight.restart();
         flight.fid_bytes = flight.driven.connection.session_bytes();
+        flight.driven.alone(0, Request::Xattrwalk { fid: ROOT, newfid: 1, name: b"" });
+        flight.value_bytes = flight.driven.connection.session_bytes() - 2 * flight.fid_bytes;
+        flight.driven.alone(0, Request::Clunk { fid: 1 });
         flight.driven.leave_all_to_lanes(ROOT);
         flight
     }
@@ -125,71 +149,74 @@ impl<'a> Flight<'a> {
 
     /// Any request that changes this fid, and what comes of it.
     fn change(&mut self, fid: u32) {
-        use State::{Absent, File, Open, Root};
+        use State::{Absent, Closed, Open, Root, Value};
         let file = self.random.below(FILES.into()) as u8;
         let own = name(fid, file);
         let mut buffer = Vec::new();
         let names = Names::of(&[own.as_bytes()], &mut buffer).unwrap();
-        let found = if self.files.contains(&own) { Ok(File(file)) } else { Err(libc::ENOENT) };
+        let text = self.files.get(&own).copied();
+        let found = text.map(|text| Closed(File { name: file, text })).ok_or(libc::ENOENT);
         let (flags, gid) = (open_flag::READ_WRITE, rustix::process::getegid().as_raw());
         let state = self.state(fid);
-        let (request, next) = match self.random.within(0..=8) {
-            0 | 1 => {
-                let walk = Request::Walk { fid: ROOT, newfid: fid, names };
-                (walk, if state == Absent { found } else { Err(libc::EINVAL) })
-            }
-            2 => {
-                let clone = Request::Walk { fid: ROOT, newfid: fid, names: Names::default() };
-                (clone, if state == Absent { Ok(Root) } else { Err(libc::EINVAL) })
-            }
-            3 => (
+        let made = |made| if state == Absent { made } else { Err(libc::EINVAL) };
+        let (request, next) = match self.random.within(0..=11) {
+            0 | 1 => (Request::Walk { fid: ROOT, newfid: fid, names }, made(found)),
+            2 => (Request::Walk { fid: ROOT, newfid: fid, names: Names::default() }, made(Ok(Root))),
+            3 => (Request::Xattrwalk { fid: ROOT, newfid: fid, name: b"" }, made(Ok(Value))),
+            4 => (
                 Request::Walk { fid, newfid: fid, names },
                 match state {
-                    Absent => Err(libc::EBADF),
+                    Absent | Value => Err(libc::EBADF),
                     Root => found,
-                    File(_) => Err(libc::ENOTDIR),
+                    Closed(_) => Err(libc::ENOTDIR),
                     Open(_) => Err(libc::EINVAL),
                 },
             ),
-            4 | 5 => (
+            5 | 6 => (
                 Request::Lopen { fid, flags },
                 match state {
-                    Absent => Err(libc::EBADF),
+                    Absent | Value => Err(libc::EBADF),
                     Root => Err(libc::EISDIR),
-                    File(file) => Ok(Open(file)),
+                    Closed(file) => Ok(Open(file)),
                     Open(_) => Err(libc::EINVAL),
                 },
             ),
-            6 => (
+            7 => (
                 Request::Lcreate { fid, name: own.as_bytes(), flags, mode: 0o600, gid },
                 match state {
-                    Absent => Err(libc::EBADF),
-                    Root => Ok(Open(file)),
-                    File(_) => Err(libc::ENOTDIR),
+                    Absent | Value => Err(libc::EBADF),
+                    Root => Ok(Open(File { name: file, text: text.flatten() })),
+                    Closed(_) => Err(libc::ENOTDIR),
                     Open(_) => Err(libc::EINVAL),
                 },
             ),
-            7 => (Request::Clunk { fid }, if state == Absent { Err(libc::EBADF) } else { Ok(Absent) }),
+            8 | 9 => (
+                Request::Rename { fid, dfid: ROOT, name: own.as_bytes() },
+                match state {
+                    Absent | Value => Err(libc::EBADF),
+                    // It has no name.
+                    Root => Err(libc::EINVAL),
+                    Closed(moved) => Ok(Closed(File { name: file, ..moved })),
+                    Open(moved) => Ok(Open(File { name: file, ..moved })),
+                },
+            ),
+            10 => (Request::Clunk { fid }, if state == Absent { Err(libc::EBADF) } else { Ok(Absent) }),
             _ => (
                 Request::Remove { fid },
                 match state {
                     Absent => Err(libc::EBADF),
                     // It has no name, and its fid is given back all the same.
-                    Root => Err(libc::EINVAL),
-                    File(_) | Open(_) => Ok(Absent),
+                    Root | Value => Err(libc::EINVAL),
+                    Closed(_) | Open(_) => Ok(Absent),
                 },
             ),
         };
-        let later = match (request, state) {
-            (Request::Remove { .. }, File(file) | Open(file)) => {
-                self.files.remove(&name(fid, file));
-                Absent
-            }
-            (Request::Remove { .. }, _) => Absent,
-            _ => next.unwrap_or(state),
-        };
-        if let (Request::Lcreate { .. }, Ok(_)) = (request, next) {
-            self.files.insert(own.clone());
+        let later = if let Request::Remove { .. } = request { Absent } else { next.unwrap_or(state) };
+        if let (Request::Remove { .. } | Request::Rename { .. }, Closed(before) | Open(before)) = (request, state) {
+            self.files.remove(&name(fid, before.name));
+        }
+        if let (Request::Lcreate { .. } | Request::Rename { .. }, Ok(Closed(now) | Open(now))) = (request, next) {
+            self.files.insert(own.clone(), now.text);
         }
         self.fids.get_mut(&fid).unwrap().push((self.driven.next_serial(), later));
         self.ask(request, Wanted::Change(fid, next.map(|_| ())));
@@ -257,7 +284,9 @@ impl<'a> Flight<'a> {
         assert!(!connection.is_closing());
         assert_eq!(connection.owed_bytes(), 0);
         let fids = self.fids.keys().filter(|fid| self.state(**fid) != State::Absent).count();
-        assert_eq!(connection.session_bytes(), fids * self.fid_bytes, "fids are {:?}", self.fids);
+        let values = self.fids.keys().filter(|fid| self.state(**fid) == State::Value).count();
+        let bytes = fids * self.fid_bytes + values * self.value_bytes;
+        assert_eq!(connection.session_bytes(), bytes, "fids are {:?}", self.fids);
         assert_eq!(files_of(self.place), self.files);
         for fid in 0..FIDS {
             assert_eq!(self.fids[&fid].len(), 1, "the state is known");
@@ -290,17 +319,16 @@ impl<'a> Flight<'a> {
 
 /// True if a reply is one about a fid in this state.
 fn is_seen(fid: u32, state: State, reply: &Reply<'_>) -> bool {
-    use State::{Absent, File, Open, Root};
+    use State::{Absent, Closed, Open, Root, Value};
     match (state, reply) {
         (Absent, Reply::Lerror { ecode }) => *ecode == libc::EBADF as u32,
         (Root, Reply::Getattr { stat }) => stat.qid.kind == qid_kind::DIRECTORY,
-        (File(_) | Open(_), Reply::Getattr { stat }) => stat.qid.kind != qid_kind::DIRECTORY,
-        (Root | File(_), Reply::Lerror { ecode }) => *ecode == libc::EBADF as u32,
+        (Closed(_) | Open(_), Reply::Getattr { stat }) => stat.qid.kind != qid_kind::DIRECTORY,
+        (Root | Closed(_) | Value, Reply::Lerror { ecode }) => *ecode == libc::EBADF as u32,
         (Open(_), Reply::Write { count }) => *count == 1,
-        // One that was created anew has nothing there, or zeros.
-        (Open(file), Reply::Read { data }) => {
-            data.0 == name(fid, file).as_bytes() || data.0.iter().all(|byte| *byte == 0)
-        }
+        (Open(File { text: Some(text), .. }), Reply::Read { data }) => data.0 == name(fid, text).as_bytes(),
+        (Open(_), Reply::Read { data }) => data.0.iter().all(|byte| *byte == 0),
+        (Value, Reply::Read { .. }) => true,
         _ => false,
     }
 }

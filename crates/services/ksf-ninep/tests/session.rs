@@ -339,10 +339,15 @@ fn a_client_that_does_not_read_is_bounded_and_holds_nobody_up() {
     let made = || serving.ninep.messages().iter().find(|counts| counts.name == "read").unwrap().calls;
     ksf_test::wait_until("the first replies are made", || made() > 0);
     let mut other = serving.client();
-    for _ in 0..200 {
+    other.open(1, "file", 2).unwrap();
+    for at in 0..200 {
         other.stat(ROOT).unwrap();
+        // These two take a lane.
+        other.does(Request::Write { fid: 1, offset: at, data: Data(b"x") }).unwrap();
+        assert_eq!(other.read(1, 0, 70_000).unwrap().len(), 70_000);
     }
-    let made = made();
+    // Of which as many were for the other client.
+    let made = made() - 200;
     assert!(made <= 128, "{made} replies of 512 KiB were made for a client that reads none");
     let mut seen = vec![false; usize::from(READS)];
     for _ in 0..READS {
@@ -461,6 +466,43 @@ fn connections_that_open_all_they_can_leave_files_to_others() {
     let open = serving.ninep.files().fs_counters().open_files;
     assert!(open == opened.iter().sum() && open <= OPEN_MAX - RESERVED, "{open} are open: {opened:?}");
     opens_some(&mut serving.client());
+    serving.stop();
+}
+
+#[test]
+fn an_open_for_which_no_connection_has_a_descriptor_is_enfile() {
+    const OPEN_MAX: usize = 32;
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let mut files = place.files(vec![place.export()]);
+    files.fs.open_files_max = OPEN_MAX;
+    let serving = place.serve_on(server(EngineKind::Epoll), files, OPEN_MAX + 1);
+    let mut clients = Vec::new();
+    // Each opens all that it can, until there is nothing for a new one.
+    loop {
+        let mut client = serving.client();
+        let count = (1..).take_while(|fid| client.open(*fid, "file", 0).is_ok()).count();
+        assert!(clients.len() < OPEN_MAX, "open files have no bound");
+        clients.push(client);
+        if count == 0 {
+            break;
+        }
+    }
+    assert_eq!(serving.ninep.files().fs_counters().open_files, OPEN_MAX);
+    let mut client = serving.client();
+    client.walk(ROOT, 1, "file").unwrap();
+    client.walk(ROOT, 2, "").unwrap();
+    let gid = rustix::process::getegid().as_raw();
+    let create = Request::Lcreate { fid: 2, name: b"new", flags: 2, mode: 0o600, gid };
+    let open = Request::Lopen { fid: 1, flags: 0 };
+    for request in [open, create] {
+        assert_eq!(client.does(request), Err(libc::ENFILE), "{request:?}");
+    }
+    assert!(!place.path("new").exists());
+    // Of the one that has the most.
+    clients.remove(0);
+    ksf_test::wait_until("a client opens a file", || client.does(open).is_ok());
+    client.does(create).unwrap();
     serving.stop();
 }
 

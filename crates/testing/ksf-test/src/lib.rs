@@ -6,11 +6,12 @@
 //!   a place of its own        own_network, in_new_network, side_by_side, Folder, image_or_skip, on_cpu
 //!   others to talk to         stream (peers, echo, servers), rpc (messages written word by word), Running (programs)
 //!   what comes in random      Random, pattern, Random::of_test, which says its seed when its test fails
-//!   file servers            files (random steps beside a plain directory, trees)
+//!   file servers            files (random steps beside a plain directory, trees), acl (POSIX ACLs)
 //!   what is counted           alloc::Counting
 //!   what takes its time       wait_until, PATIENCE, effort (seeds in make test and in make soak)
 //! ```
 
+pub mod acl;
 pub mod alloc;
 mod calls;
 pub mod compile;

@@ -1,4 +1,7 @@
 //! Linux mounts what `ksf 9p` exports, by its own client.
+//!
+//! These steps have a machine of their own, and not the one of [`super::tools_run`]: they kill the server, and Linux' client of 9P does not
+//! connect again. Its errors after that, and those of its kernel with `cache=loose`, are in the way of no other step here.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};

@@ -1,6 +1,5 @@
-# What people do on a file system, and what tests of file systems do: on NFS, also with two mounts on one tree and with a server that is
-# killed, and on 9P a shorter list of the first with each of
-# $CACHES, and the second with each of $TESTED.
+# What people do on a file system, and what tests of file systems do: on NFS, also with a server that is killed, and on 9P a shorter list
+# of the first with each of $CACHES, and the second with each of $TESTED. Two mounts change one tree, on NFS and on 9P.
 # Each line that begins with "==" names the next step, and has the seconds since the machine was started.
 step() {
     read -r uptime idle </proc/uptime
@@ -83,7 +82,7 @@ killed() {
 }
 
 # change NAME: one of two clients that change the tree at /NAME/twice at the same time. A folder is the lock, because mkdir is exclusive on
-# NFS.
+# NFS, and on 9P.
 change() {
     cd "/$1/twice"
     : >"won-by-$1"
@@ -106,6 +105,16 @@ change() {
     tar cf "tree-$1.tar" -C /usr/include linux/if.h linux/bpf.h
     mkdir "tree-$1"
     tar xf "tree-$1.tar" -C "tree-$1"
+}
+
+# Both, and the end of their mounts.
+change_both() {
+    change one &
+    one=$!
+    change two &
+    wait $one
+    wait $!
+    umount /one /two
 }
 stressors='access chmod chown copy-file dir dirdeep dirmany fstat getdent hdd iomix mknod open rename revio seek touch utime'
 mapped='msync'
@@ -165,12 +174,7 @@ echo 0 >twice/count
 for mount in /one /two; do
     mount.nfs "10.0.2.2:$EXPORT" $mount -o "$options,hard,noac,nosharecache"
 done
-change one &
-one=$!
-change two &
-wait $one
-wait $!
-umount /one /two
+change_both
 
 # From here on the server may be killed at any time: only steps that a repeated request does not change.
 mkdir killed
@@ -187,9 +191,9 @@ printf '[weights]\nclose_open = 1\nfsync = 1\nfdatasync = 1\n' >/tmp/mapped
 # Without a cache the client shares no mapping of a file that is open for writing.
 (cat /tmp/mapped; printf 'mapread = 0\nmapwrite = 0\n') >/tmp/none
 mkdir /9p
+options="trans=tcp,port=$PORT_9P,version=9p2000.L,aname=$EXPORT_9P,msize=1048576,access=user"
 for cache in none mmap loose; do
-    options="trans=tcp,port=$PORT_9P,version=9p2000.L,aname=$EXPORT_9P,msize=1048576,access=user,cache=$cache"
-    mount -t 9p -o "$options" 10.0.2.2 /9p
+    mount -t 9p -o "$options,cache=$cache" 10.0.2.2 /9p
     mkdir /9p/$cache
     cd /9p/$cache
     case $CACHES in *$cache*) people 1 50 ;; esac
@@ -208,4 +212,12 @@ done
 mount -t 9p -o "$options" 10.0.2.2 /9p
 cp /tmp/sums-9p /9p/sums
 umount /9p
+
+step "/9p/twice: two mounts on one tree"
+for mount in /one /two; do
+    mount -t 9p -o "$options,cache=none" 10.0.2.2 $mount
+done
+mkdir /one/twice
+echo 0 >/one/twice/count
+change_both
 step end
