@@ -310,7 +310,7 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
     let limit_ms = if matches!(way.by, By::Kill | By::KillWhenFull) { 0 } else { LIMIT_MS };
     let patience = effort(PATIENCE, Duration::from_millis(1_000 + limit_ms));
     peer.set_nonblocking(true).unwrap();
-    let begun = Instant::now();
+    let mut begun = Instant::now();
     let (mut saw_end, mut block) = (false, &way.goes_on[..]);
     while !(saw_end && way.goes_on.is_empty()) {
         let mut flags = PollFlags::empty();
@@ -331,7 +331,13 @@ fn until_end(peer: &mut TcpStream, way: &Way, what: &str) {
         }
         if !way.goes_on.is_empty() {
             match peer.write(block) {
-                Ok(bytes) => block = if bytes < block.len() { &block[bytes..] } else { &way.goes_on[..] },
+                Ok(bytes) => {
+                    block = if bytes < block.len() { &block[bytes..] } else { &way.goes_on[..] };
+                    if !way.reads {
+                        // The limit runs once its replies have filled both sockets.
+                        begun = Instant::now();
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
