@@ -80,6 +80,8 @@ extern "C" fn loaded() {
     let _blocked = Blocked::all();
     ksf_interpose::abort_on_panic("ksf kcm-run");
     ksf_mux::place_descriptors(descriptor::keep);
+    #[cfg(debug_assertions)]
+    ksf_mux::check_locks(crate::signals::check_lock);
     crate::real::look_up_all();
     crate::hooks::look_up_all();
     kcm::routing();

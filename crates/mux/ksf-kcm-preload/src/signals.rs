@@ -182,11 +182,14 @@ pub(crate) fn note_handler(signal: c_int) {
 /// True if a handler may interrupt this thread, but for one of a [`SYNCHRONOUS`] signal.
 #[cfg(debug_assertions)]
 pub(crate) fn may_come() -> bool {
+    let handled = HANDLED.load(Ordering::Relaxed);
+    if handled == 0 {
+        return false;
+    }
     let mut now = Signals::default().to_set();
     // SAFETY: the set is a value.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now) };
     let held_back = SYNCHRONOUS.iter().fold(Signals::of(&now), |set, signal| set.with(*signal));
-    let handled = HANDLED.load(Ordering::Relaxed);
     let handled = (1..=64).filter(|signal| handled >> (signal - 1) & 1 != 0);
     if handled.fold(Signals::default(), |set, signal| set.with(signal)).without(held_back).is_empty() {
         return false;
@@ -196,6 +199,12 @@ pub(crate) fn may_come() -> bool {
     let handlers = Handlers::of_process();
     set_errno(before);
     [handlers.restarting, handlers.ending].into_iter().any(|signals| !signals.without(held_back).is_empty())
+}
+
+/// Of the library's locks and those of the multiplexor.
+#[cfg(debug_assertions)]
+pub(crate) fn check_lock() {
+    assert!(!may_come(), "a lock is taken while a handler may come");
 }
 
 /// Blocks signals. Returns those that were.

@@ -166,6 +166,6 @@ pub(crate) fn leave(table: &mut Locked) {
 /// it has interrupted.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(debug_assertions)]
-    assert!(!crate::signals::may_come(), "a lock is taken while a handler may come");
+    crate::signals::check_lock();
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

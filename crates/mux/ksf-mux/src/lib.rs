@@ -49,6 +49,8 @@ mod socket;
 mod sync;
 mod timer_thread;
 mod wait_set;
+#[cfg(debug_assertions)]
+mod watched;
 
 pub use descriptor::place_descriptors;
 pub use error::{AttachError, ConnectionError, RecvError, SendError, StartError};
@@ -59,3 +61,5 @@ pub use reply_order::{CALL_MESSAGES_MAX, ReplyOrder, Unanswered};
 pub use service::{Workers, WorkersOptions};
 pub use socket::{Message, MessageSocket, SendOptions};
 pub use timer_thread::{MuxTimer, NextCheck, TimerWaker};
+#[cfg(debug_assertions)]
+pub use watched::check_locks;

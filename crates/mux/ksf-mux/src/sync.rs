@@ -2,12 +2,17 @@
 //! schedules one after the other.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-pub(crate) use std::sync::{Arc, Mutex, MutexGuard, RwLock, TryLockError};
+pub(crate) use std::sync::{Arc, MutexGuard, TryLockError};
+#[cfg(not(debug_assertions))]
+pub(crate) use std::sync::{Mutex, RwLock};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{compiler_fence, fence};
 
 use rustix::thread::{MembarrierCommand, membarrier};
+
+#[cfg(debug_assertions)]
+pub(crate) use crate::watched::{Mutex, RwLock};
 
 /// membarrier(2) makes one thread pay for the barriers of all (since 4.14; a filter of system calls may forbid it).
 fn has_membarrier() -> bool {

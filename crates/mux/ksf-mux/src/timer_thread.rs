@@ -8,7 +8,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Condvar, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ksf::give_back::{self, GiveBack};
@@ -21,7 +21,7 @@ use crate::lingering::Lingering;
 use crate::monitor::Event;
 use crate::mux::{Shared, now};
 use crate::socket::WorkerState;
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 
 /// How often workers are checked that hold messages or replies back: those wait for others for up to twice that, when
 /// their worker is held up by a message that takes longer than the last ones did. Not oftener: each check takes a CPU

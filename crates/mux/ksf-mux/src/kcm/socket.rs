@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Condvar, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use ksf::Order;
@@ -22,7 +22,7 @@ use crate::mux::{ConnectionId, Detached, Mux};
 use crate::options::MessageFraming;
 use crate::reply_order::Unanswered;
 use crate::socket::MessageSocket;
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 use crate::timer_thread::MuxTimer;
 
 /// The type of a message socket.

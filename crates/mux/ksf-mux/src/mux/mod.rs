@@ -15,8 +15,8 @@ mod waiting;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use ksf::Order;
 use ksf::budget::Passes;
@@ -34,7 +34,7 @@ use crate::options::{MessageFraming, MuxOptions};
 use crate::pollable::Pollable;
 use crate::scheduler::Scheduler;
 use crate::socket::MessageSocket;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, RwLock};
 use crate::timer_thread::{self, MuxTimer, TimerThread};
 use crate::wait_set::WaitSet;
 

@@ -15,17 +15,17 @@ use super::{ConnectionId, Detached, Shared, Shortage};
 use crate::connection::{Attachment, Connection};
 use crate::error::AttachError;
 use crate::options::MessageFraming;
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::timer_thread;
 
 /// Cookies of attached sockets, of all multiplexors of this process.
-static ATTACHED: std::sync::Mutex<Option<HashSet<u64>>> = std::sync::Mutex::new(None);
+static ATTACHED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 /// Holds the lock of the list of attached sockets. A process that forks while other threads attach holds it during the fork,
 /// or it may be locked for ever in the child.
 #[derive(Debug)]
 pub struct AttachedLocked {
-    _list: std::sync::MutexGuard<'static, Option<HashSet<u64>>>,
+    _list: MutexGuard<'static, Option<HashSet<u64>>>,
 }
 
 impl AttachedLocked {
