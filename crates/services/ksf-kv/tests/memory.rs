@@ -71,6 +71,9 @@ fn soon() -> Duration {
     effort(PATIENCE, Duration::from_secs(1))
 }
 
+/// The same while the server works off what its sockets had.
+const BURST: Duration = Duration::from_secs(1);
+
 /// A server in a process of its own.
 struct Apart {
     server: Helper,
@@ -138,11 +141,14 @@ impl Apart {
     /// besides the keys and values that the connections wrote.
     fn check(&self, peers: Vec<TcpStream>, stored_before: usize, what: &str) {
         // Waits until the server has processed or queued the input in its sockets, which takes as long as the machine needs.
-        let mut most = 0;
+        let (mut most, mut longest) = (0, Duration::ZERO);
         wait_until(format_args!("{what}: the burst is over"), || {
             most = most.max(self.taken_bytes());
-            self.ping(what) < soon()
+            let took = self.ping(what);
+            longest = longest.max(took);
+            took < soon()
         });
+        assert!(longest < effort(PATIENCE, BURST), "{what}: in the burst PING took {longest:?}");
         // Several connections, so that most likely each shard has one behind the input of the others.
         for _ in 0..8 * Self::shards() {
             self.ping_soon(what);
