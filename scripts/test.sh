@@ -37,15 +37,35 @@ finish() {
     exit
 }
 
+runner=$target/tools/bin/cargo-nextest
+
 # One process for each test, twice as many at a time as there are CPUs: a test waits for sockets, disks and emulated machines more than it
-# computes. Where the runner could not be installed, the tests of an executable share one process.
+# computes. .config/nextest.toml selects the tests of `make check`.
 run_tests() {
-    if [ -x "$target/tools/bin/cargo-nextest" ]; then
+    if [ -x "$runner" ]; then
         PATH=$target/tools/bin:$PATH $cargo nextest run --workspace --locked --cargo-quiet --profile "$kind" \
             --test-threads $((2 * $(nproc))) "$@"
     else
-        $cargo test --workspace --locked --no-fail-fast "$@"
+        run_tests_of_cargo "$@"
     fi
+}
+
+# Where the runner could not be installed, the tests of an executable share one process, and a filter is a part of a name.
+run_tests_of_cargo() {
+    ignored=
+    if [ "${1:-}" = --run-ignored ]; then
+        ignored=--include-ignored
+        shift 2
+    fi
+    for word in "$@"; do
+        case $word in -*)
+            echo "scripts/test.sh: $word needs cargo-nextest, which scripts/setup.sh installs; without it FILTER is a part of the name of a test" >&2
+            return 2
+            ;;
+        esac
+    done
+    [ "$kind" != check ] || selected="--lib --bins"
+    $cargo test --workspace --locked --no-fail-fast ${selected:-} -- $ignored "$@"
 }
 
 # Clippy compiles as rustc does: one compilation has the lints and the programs.
@@ -57,7 +77,7 @@ failed=
 part format $cargo fmt --all --check || finish
 if [ "$kind" = check ]; then
     part "lints, build of tests" $cargo test --workspace --no-run --locked --quiet || finish
-    part tests run_tests --lib --bins "$@" || true
+    part tests run_tests "$@" || true
     finish
 fi
 # Of the whole workspace each time: of a part, cargo would build the dependencies again, with the features that this part asks for.
@@ -71,7 +91,11 @@ if [ "$kind" = soak ]; then
     unset KSF_SOAK
     kind=test
     # A test that fails by chance is a defect.
-    part "tests, ten times" run_tests --stress-count 10 "$@" || true
+    if [ -x "$runner" ]; then
+        part "tests, ten times" run_tests --stress-count 10 "$@" || true
+    else
+        echo "The tests are not repeated: that needs cargo-nextest, which scripts/setup.sh installs."
+    fi
     finish
 fi
 part tests run_tests "$@" || true
