@@ -15,6 +15,7 @@ thread_local! {
 }
 
 static ALL_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static ALL_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Times the calling thread allocated or grew something.
 pub fn allocations() -> u64 {
@@ -31,11 +32,17 @@ pub fn allocations_of_all() -> u64 {
     ALL_ALLOCATIONS.load(Relaxed)
 }
 
+/// Bytes that all threads of this process have ever allocated.
+pub fn bytes_of_all() -> u64 {
+    ALL_BYTES.load(Relaxed)
+}
+
 fn note(allocations: u64, bytes: i64) {
     // The cells need no destructor, so they are there for as long as their thread.
     ALLOCATIONS.set(ALLOCATIONS.get() + allocations);
     BYTES.set(BYTES.get() + bytes);
     ALL_ALLOCATIONS.fetch_add(allocations, Relaxed);
+    ALL_BYTES.fetch_add(bytes.try_into().unwrap_or(0), Relaxed);
 }
 
 // SAFETY: every call is passed on to the system's allocator, unchanged; counting allocates nothing.
