@@ -209,7 +209,7 @@ fn own_identity_note(name: &str) -> String {
 pub(super) fn close(files: &Files) -> std::io::Result<()> {
     match files.close(Instant::now() + CLOSE_WITHIN) {
         0 => Ok(()),
-        left => Err(std::io::Error::other(format!("{left} requests did not end within 5 s: a file system hangs"))),
+        left => Err(std::io::Error::other(format!("{left} requests did not end within 5 s: a disk is slow or hangs"))),
     }
 }
 
