@@ -1,4 +1,4 @@
-//! Commands that wait for room in a full log.
+//! Commands that wait for room in a full log, or for memory.
 
 use super::*;
 
@@ -10,6 +10,13 @@ impl World {
         let told = self.ask(0, &["SET", &long_key(keys), ""]);
         assert!(told.starts_with("-OOM the log is full"), "{told}");
         keys
+    }
+
+    /// Advances the clock by `ms`. Returns the replies of connection 0.
+    fn pass(&mut self, ms: u64) -> String {
+        self.env.now = self.env.now.plus_ms(ms);
+        assert_eq!(self.ask(1, &["PING"]), "+PONG\r\n");
+        self.take(0)
     }
 }
 
@@ -27,19 +34,32 @@ fn removal_without_room_is_refused_after_a_bounded_wait() {
     let keys = world.fill();
     let waits = (0..keys).find(|number| world.ask(0, &["DEL", &long_key(*number)]) != ":1\r\n").unwrap();
     assert!(waits > 5, "{waits}");
-    let pass = |world: &mut World, ms: u64| {
-        world.env.now = world.env.now.plus_ms(ms);
-        assert_eq!(world.ask(1, &["PING"]), "+PONG\r\n");
-        world.take(0)
-    };
-    assert_eq!((world.waiting(), pass(&mut world, HOPE_MS - 1)), (1, String::new()));
-    let told = pass(&mut world, 1);
+    assert_eq!((world.waiting(), world.pass(HOPE_MS - 1)), (1, String::new()));
+    let told = world.pass(1);
     assert!(told.starts_with("-OOM the log is full"), "{told}");
     let told = world.ask(2, &["DEL", &long_key(waits)]);
     assert!(told.starts_with("-OOM the log is full"), "{told}");
-    assert_eq!(pass(&mut world, NO_HOPE_MS), "");
+    assert_eq!(world.pass(NO_HOPE_MS), "");
     assert_eq!((world.ask(2, &["DEL", &long_key(waits)]), world.waiting()), (String::new(), 1));
     assert_eq!(world.ask(1, &["STRLEN", &long_key(waits)]), ":0\r\n", "what only reads does not wait");
+}
+
+/// A new value waits until the cleaner removes the tombstones of deleted keys from memory, but for at most `HOPE_MS`.
+#[test]
+fn value_without_memory_is_refused_after_a_bounded_wait() {
+    let settings = Settings { durability: Durability::None, memory_bytes_max: 100_000, ..Settings::default() };
+    let mut world = World::set_up(Folder::new(), Medium::Block, 1, 2, settings);
+    world.complete();
+    // Few keys, because each takes a block of the log.
+    let key = |number: usize| format!("{number:01000}");
+    let set = |world: &mut World, number: usize| world.ask(0, &["SET", &key(number), ""]);
+    let keys = (0..200).find(|number| set(&mut world, *number) != "+OK\r\n").unwrap();
+    assert!(keys > 50 && world.waiting() == 0, "without tombstones nothing waits: {keys}");
+    (0..keys).for_each(|number| assert_eq!(world.ask(0, &["DEL", &key(number)]), ":1\r\n"));
+    (keys..200).find(|number| set(&mut world, *number) != "+OK\r\n").unwrap();
+    assert_eq!((world.waiting(), world.pass(HOPE_MS - 1)), (1, String::new()));
+    let told = world.pass(1);
+    assert!(told.starts_with("-OOM command not allowed"), "{told}");
 }
 
 /// Queued commands continue together, and one of them must wait again: no later command of its connection overtakes it.
