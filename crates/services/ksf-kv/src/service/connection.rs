@@ -10,9 +10,8 @@ use super::{Asked, KvShard, TURN_WORK_MAX, now_ns};
 use crate::commands::{self, Session, Standing};
 use crate::http::{self, STRANGER_BYTES_MAX};
 
-/// Limits of a command before `AUTH`: those of Redis for arguments, and for the command as a whole.
-const STRANGER_LIMITS: RespLimits =
-    RespLimits { arguments_max: 10, argument_bytes_max: STRANGER_BYTES_MAX, command_bytes_max: STRANGER_BYTES_MAX };
+/// Most arguments of a command before `AUTH`, as in Redis.
+const STRANGER_ARGUMENTS_MAX: usize = 10;
 /// Bytes of a reply that is a status or a number.
 const SHORT_REPLY_BYTES: usize = 64;
 /// What a command that waits takes beside its bytes: nodes of a tree are half full at least, and the allocator adds to each piece.
@@ -128,7 +127,8 @@ impl KvConn {
     }
 }
 
-/// [`resp::scan`] of a peer that has not authenticated, within [`STRANGER_LIMITS`] and the listener's.
+/// [`resp::scan`] of a peer that has not authenticated, within the listener's limits, [`STRANGER_ARGUMENTS_MAX`], and
+/// [`STRANGER_BYTES_MAX`] for the whole command.
 ///
 /// # Errors
 ///
@@ -139,9 +139,9 @@ pub(super) fn scan_of_stranger(
     progress: &mut Progress,
 ) -> Result<Scan, Malformed> {
     let limits = RespLimits {
-        arguments_max: STRANGER_LIMITS.arguments_max,
-        argument_bytes_max: STRANGER_LIMITS.argument_bytes_max.min(of_listener.argument_bytes_max),
-        command_bytes_max: STRANGER_LIMITS.command_bytes_max.min(of_listener.command_bytes_max),
+        arguments_max: STRANGER_ARGUMENTS_MAX,
+        command_bytes_max: STRANGER_BYTES_MAX.min(of_listener.command_bytes_max),
+        ..*of_listener
     };
     let is_inline = buf.first().is_some_and(|first| *first != b'*');
     match resp::scan(buf, &limits, progress) {
