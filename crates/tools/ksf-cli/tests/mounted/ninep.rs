@@ -111,6 +111,7 @@ fn mounts_reads_and_writes((access, owner): (&str, u32), cache: &str, engine: &s
     let large = fs::read(new.join("large")).unwrap();
     assert_eq!((large.len(), &large[1_000_000..1_000_010]), (5 << 20, &b"0123456789"[..]));
     server.stop();
+    succeeds(&["umount", "/etc/passwd"]);
 }
 
 #[test]
