@@ -387,7 +387,7 @@ fn client_reply_off_and_skip_suppress_replies_alone() {
     let Some(mut both) = Compared::start() else { return };
     let ours = in_silence(&mut both.client);
     assert_eq!(ours, in_silence(&mut both.redis.client));
-    assert_eq!(ours, ["1 after OFF", "2 after SKIP", "+OK", "+PONG", "nil", "+OK", ":2"]);
+    assert_eq!(ours, ["1 after OFF", "2 after SKIP", "+OK", "+PONG", "nil", "+OK", ":2", "skipped", "+RESET"]);
     both.serving.stop();
 }
 
@@ -410,6 +410,12 @@ fn in_silence<S: std::io::Read + std::io::Write>(client: &mut Client<S>) -> Vec<
     client.send(&["CLIENT", "REPLY", "SKIP"]);
     client.send(&["PING"]);
     replies.extend(["CLIENT REPLY ON", "EXISTS a a"].map(|question| client.ask(question)));
+    // The reply to RESET is skipped like any other, and turned on by it.
+    client.send(&["CLIENT", "REPLY", "SKIP"]);
+    client.send(&["RESET"]);
+    replies.push(client.ask("ECHO skipped"));
+    client.send(&["CLIENT", "REPLY", "OFF"]);
+    replies.push(client.ask("RESET"));
     replies
 }
 

@@ -143,7 +143,10 @@ pub(super) fn reset(call: &mut Call<'_, '_>) -> Result {
         session.standing = Standing::Unknown;
     }
     session.transaction = Transaction::default();
-    session.replies = Replies::On;
+    // As in Redis: what is skipped includes the reply to this.
+    if session.replies != Replies::Skip {
+        session.replies = Replies::On;
+    }
     session.version = Version::Resp2;
     session.client.speaks_resp3(false);
     session.client.relabel(|labels| labels.name = Box::default());
