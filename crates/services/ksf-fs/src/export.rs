@@ -370,10 +370,15 @@ impl Export {
         self.learn_by(object, folder, name, Origin::Lookup);
     }
 
+    /// An object was given this name instead of its last one.
+    pub(crate) fn learn_moved(&self, object: &Handle, folder: &Handle, name: &CStr) {
+        self.learn_by(object, folder, name, Origin::Moved);
+    }
+
     /// An object got this name by a link.
-    pub(crate) fn learn_link(&self, object: &Handle, folder: &Handle, name: &CStr) {
+    pub(crate) fn learn_other(&self, object: &Handle, folder: &Handle, name: &CStr) {
         if let Some(table) = &self.table {
-            table.learn_link(object, folder, name.to_owned());
+            table.learn_other(object, folder, name.to_owned());
         }
     }
 

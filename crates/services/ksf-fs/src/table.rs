@@ -1,9 +1,9 @@
 //! Where inodes were seen, for servers that may not open kernel handles (no CAP_DAC_READ_SEARCH).
 //!
-//! Each inode is known by the folder and the name under which it was seen last, and by the last name that a link of this server
-//! gave it. To open a handle its names are walked from the root, and what is found must have the handle's kernel handle; anything
-//! else is stale. So a handle survives renames by this server, and the removal of that name if this server has linked the object
-//! elsewhere; not renames by local programs (until the object is looked up again), and not the end of the server.
+//! Each inode is known by the folder and the name under which it was seen last, and by other names that it had before or that a link
+//! of this server gave it. To open a handle its names are walked from the root, and what is found must have the handle's kernel
+//! handle; anything else is stale. So a handle survives renames by this server, and the removal of that name if the object has one of
+//! the others; not renames by local programs (until the object is looked up again), and not the end of the server.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,14 +17,16 @@ use crate::lru::Lru;
 
 /// Folders between an object and the root, at most: each use of a handle opens them all.
 const DEPTH_MAX: usize = 2048;
+/// Other places of an object, at most: each is looked at before its handle is stale.
+const OTHERS_MAX: usize = 4;
 
 /// The table, bounded in entries; an entry takes about 250 bytes and its name.
 #[derive(Debug)]
 pub(crate) struct Table {
     places: Mutex<Places>,
     places_max: usize,
-    /// Where links were made, for objects that are not found in their places any more.
-    links: Mutex<Lru<Handle, Place>>,
+    /// Other places, the newest last, of objects that may not be found in theirs any more.
+    others: Mutex<Lru<Handle, Vec<Place>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ struct Place {
 pub(crate) enum Origin {
     /// A request that named the object.
     Lookup,
+    /// It is there instead of in the place that is known.
+    Moved,
     /// A listing of its folder, whose client may use none of the entries.
     Listing,
 }
@@ -158,7 +162,7 @@ impl Places {
 
 impl Table {
     pub(crate) fn new(places_max: usize) -> Self {
-        Self { places: Mutex::default(), places_max: places_max.max(1), links: Mutex::default() }
+        Self { places: Mutex::default(), places_max: places_max.max(1), others: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {
@@ -172,15 +176,27 @@ impl Table {
             return;
         }
         let mut places = self.lock();
-        places.insert(object, Place { folder: folder.clone(), name }, origin);
+        let place = Place { folder: folder.clone(), name };
+        let known = if origin == Origin::Lookup { places.get(object) } else { None };
+        let other = known.filter(|known| **known != place).cloned();
+        places.insert(object, place, origin);
         while places.len() > self.places_max && places.evict(self.places_max / 4) {}
+        drop(places);
+        if let Some(Place { folder, name }) = other {
+            self.learn_other(object, &folder, name);
+        }
     }
 
-    /// A link of this server gave the object this name; it keeps the one that it has.
-    pub(crate) fn learn_link(&self, object: &Handle, folder: &Handle, name: CString) {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.insert(object.clone(), Place { folder: folder.clone(), name });
-        while links.len() > (self.places_max / 16).max(1) && links.pop_oldest().is_some() {}
+    /// The object has this name, too; it keeps the one that it has.
+    pub(crate) fn learn_other(&self, object: &Handle, folder: &Handle, name: CString) {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = others.remove(object).unwrap_or_default();
+        let place = Place { folder: folder.clone(), name };
+        known.retain(|other| *other != place);
+        known.drain(..(known.len() + 1).saturating_sub(OTHERS_MAX));
+        known.push(place);
+        others.insert(object.clone(), known);
+        while others.len() > (self.places_max / 16).max(1) && others.pop_oldest().is_some() {}
     }
 
     /// Opens the object by the names that lead to it from `root`. `step` opens a name in a folder; `is_it` tells whether that is the
@@ -201,18 +217,26 @@ impl Table {
                 _ => Err(FsError::new(ErrorKind::Stale)),
             }
         };
+        let is_stale = |found: &Result<_, FsError>| found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Stale);
         let found = self.names(object, root.0).and_then(walk);
-        let is_stale = found.as_ref().is_err_and(|error| error.kind() == ErrorKind::Stale);
-        let Some(Place { folder, name }) = is_stale.then(|| self.link_of(object)).flatten() else { return found };
-        let mut names = self.names(&folder, root.0)?;
-        names.insert(0, name.clone());
-        let found = walk(names)?;
-        self.learn(object, &folder, name, Origin::Lookup);
-        Ok(found)
+        if !is_stale(&found) {
+            return found;
+        }
+        for Place { folder, name } in self.others_of(object).into_iter().rev() {
+            let found = self.names(&folder, root.0).and_then(|above| walk([vec![name.clone()], above].concat()));
+            if is_stale(&found) {
+                continue;
+            }
+            if found.is_ok() {
+                self.learn(object, &folder, name, Origin::Moved);
+            }
+            return found;
+        }
+        found
     }
 
-    fn link_of(&self, object: &Handle) -> Option<Place> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned()
+    fn others_of(&self, object: &Handle) -> Vec<Place> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner).get(object).cloned().unwrap_or_default()
     }
 
     /// The names from the object up to the root.
@@ -299,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_whose_name_was_removed_is_found_by_the_name_of_its_link() {
+    fn an_object_whose_name_was_removed_is_found_by_another_one() {
         let folder = ksf_test::Folder::new();
         let root = OwnedFd::from(std::fs::File::open(folder.path("")).unwrap());
         let inode = |name: &str| std::fs::metadata(folder.path(name)).unwrap().ino();
@@ -315,7 +339,7 @@ mod tests {
         table.learn(&handle(1), &handle(ROOT), name("made"), Origin::Lookup);
         let link = |of: &str, to: &str| {
             std::fs::hard_link(folder.path(of), folder.path(to)).unwrap();
-            table.learn_link(&handle(1), &handle(ROOT), name(to));
+            table.learn_other(&handle(1), &handle(ROOT), name(to));
         };
         // The new name goes, as that of a lock file does; and the old one, which is another object's then.
         link("made", "lock");
@@ -326,13 +350,27 @@ mod tests {
         std::fs::rename(folder.path("other"), folder.path("made")).unwrap();
         assert!(open().is_ok());
         assert_eq!(table.names(&handle(1), &handle(ROOT)).unwrap(), [name("final")]);
-        std::fs::remove_file(folder.path("final")).unwrap();
+        std::fs::rename(folder.path("final"), folder.path("kept")).unwrap();
         assert_eq!(open().unwrap_err(), ErrorKind::Stale);
-        // They are bounded.
-        for number in 2..100 {
-            table.learn_link(&handle(number), &handle(ROOT), name("x"));
+        // Names that were looked up count, too, and each of them that is there.
+        std::fs::remove_file(folder.path("made")).unwrap();
+        std::fs::hard_link(folder.path("kept"), folder.path("made")).unwrap();
+        for to in ["made", "second", "third"] {
+            table.learn(&handle(1), &handle(ROOT), name(to), Origin::Lookup);
         }
-        assert_eq!(table.links.lock().unwrap().len(), 4);
+        link("made", "fourth");
+        std::fs::remove_file(folder.path("fourth")).unwrap();
+        assert!(open().is_ok());
+        assert_eq!(table.names(&handle(1), &handle(ROOT)).unwrap(), [name("made")]);
+        // They are bounded.
+        for number in 0..100 {
+            table.learn_other(&handle(1), &handle(ROOT), name(&number.to_string()));
+        }
+        assert_eq!(table.others_of(&handle(1)).len(), OTHERS_MAX);
+        for number in 2..100 {
+            table.learn_other(&handle(number), &handle(ROOT), name("x"));
+        }
+        assert_eq!(table.others.lock().unwrap().len(), 4);
     }
 
     #[test]

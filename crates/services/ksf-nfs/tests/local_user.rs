@@ -183,6 +183,55 @@ fn what_is_made_in_a_folder_with_a_default_acl_has_it() {
     serving.stop();
 }
 
+/// Also where the size or the owner is set after it was made, which clears set-user-id and set-group-id.
+#[test]
+fn the_mode_of_a_new_object_is_what_the_kernel_gives() {
+    let Some(()) = root_or_skip("identities") else { return };
+    let (place, serving) = Place::served();
+    let folders = ["plain", "with ACL"].map(|name| place.path(name));
+    folders.iter().for_each(|folder| fs::create_dir(folder).unwrap());
+    folders.iter().for_each(|folder| chown(folder, Some(OWNER.0), Some(OWNER.1)).unwrap());
+    let cut = [(For::Owner, 7), (For::OwnGroup, 5), (For::Others, 0)];
+    let Some(()) = set_acl(&folders[1], DEFAULT_ACL, &cut) else { return };
+    for user in [OWNER, (0, 0, &[])] {
+        let (root, mut client) = client(&serving, &place, user);
+        for (name, mask) in [("plain", 0), ("with ACL", 0o027)] {
+            let folder = client.lookup(&root, name);
+            for mode in [0o755, 0o777, 0o4755, 0o6755, 0o2711] {
+                for (owner, size) in [(false, false), (true, false), (false, true), (true, true)] {
+                    if owner && user.0 != 0 {
+                        continue;
+                    }
+                    let ids = if owner { words(&[1, OWNER.0, 1, OWNER.1]) } else { words(&[0, 0]) };
+                    let bytes = if size { words(&[1, 0, 10]) } else { words(&[0]) };
+                    let attr = [words(&[1, mode]), ids, bytes, words(&[0, 0])].concat();
+                    let about = format!("{user:?} in {name}: {mode:o}, owner {owner}, size {size}");
+                    for how in [0, 1] {
+                        client.done(8, &[named(&folder, "file"), words(&[how]), attr.clone()].concat());
+                        let made = fs::metadata(place.path(name).join("file")).unwrap();
+                        assert_eq!(made.mode() & 0o7777, mode & !mask, "{about}, CREATE {how}");
+                        assert_eq!(made.len(), if size { 10 } else { 0 }, "{about}");
+                        client.done(12, &named(&folder, "file"));
+                    }
+                    // These have no size.
+                    client.done(11, &[named(&folder, "pipe"), words(&[7]), attr.clone()].concat());
+                    let made = fs::metadata(place.path(name).join("pipe")).unwrap();
+                    assert_eq!(made.mode() & 0o7777, mode & !mask, "{about}, MKNOD");
+                    client.done(12, &named(&folder, "pipe"));
+                    client.done(9, &[named(&folder, "new"), attr.clone()].concat());
+                    let made = fs::metadata(place.path(name).join("new")).unwrap();
+                    assert_eq!(made.mode() & 0o7777, mode & 0o1777 & !mask, "{about}, MKDIR");
+                    client.done(13, &named(&folder, "new"));
+                    let target = [words(&[4]), b"file".to_vec()].concat();
+                    client.done(10, &[named(&folder, "link"), attr, target].concat());
+                    client.done(12, &named(&folder, "link"));
+                }
+            }
+        }
+    }
+    serving.stop();
+}
+
 #[test]
 fn a_write_or_a_cut_clears_the_bits_that_it_clears_for_a_local_user() {
     let Some(()) = root_or_skip("identities") else { return };

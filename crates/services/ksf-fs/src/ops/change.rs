@@ -166,7 +166,7 @@ fn is_now(time: Option<SetTime>) -> bool {
     time.is_none_or(|time| time == SetTime::Now)
 }
 
-fn mode_of(object: &OwnedFd) -> SysResult<u32> {
+pub(crate) fn mode_of(object: &OwnedFd) -> SysResult<u32> {
     Ok(rustix::fs::statat(object, c"", AtFlags::EMPTY_PATH)?.st_mode & 0o7777)
 }
 

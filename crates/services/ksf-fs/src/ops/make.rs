@@ -1,14 +1,14 @@
 //! Making entries of folders.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType as RawType, Mode as Permissions, OFlags, StatxFlags, Timespec, makedev};
 use rustix::io::Errno;
 use rustix::time::ClockId;
 
-use super::change::{Resize, check, set_owner, set_times};
+use super::change::{Resize, check, mode_of, set_owner, set_times};
 use super::settle::changed_for_good;
 use super::{CreateHow, Node};
 use crate::attr::{Changed, FileType, Found, Linked, SetAttr, SetTime, Time, Wcc};
@@ -41,8 +41,25 @@ pub(crate) struct Place<'a> {
     pub(crate) folder: Arc<OwnedFd>,
     pub(crate) name: CString,
     pub(crate) caller: Identity,
-    /// Modes are as asked for; else they may lack what the umask of the process took.
+    /// Modes are as asked for, but for a default ACL; else they may lack what the umask of the process took.
     has_own_umask: bool,
+}
+
+impl Place<'_> {
+    /// True if the umask of the process has taken permissions from what was made here: a default ACL takes its place.
+    fn is_masked(&self) -> Result<bool, FsError> {
+        if self.has_own_umask {
+            return Ok(false);
+        }
+        // By its name in /proc: it is open without its content.
+        let path =
+            CString::new(format!("/proc/self/fd/{}", self.folder.as_raw_fd())).map_err(|_| ErrorKind::Invalid)?;
+        match rustix::fs::getxattr(path.as_c_str(), c"system.posix_acl_default", &mut [0_u8; 0][..]) {
+            Ok(_) => Ok(false),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
+    }
 }
 
 /// An object of the name that was asked for.
@@ -134,10 +151,7 @@ impl Fs {
     ) -> Result<(), FsError> {
         // Other calls may know it by its name already.
         let _changing = self.changing_object(place.export, file);
-        if let Some(size) = attr.size.filter(|size| *size > 0) {
-            rustix::fs::ftruncate(file, size)?;
-        }
-        self.dress(place, file, attr, Some(mode))?;
+        self.dress_with_size(place, file, attr, Some(mode), attr.size.unwrap_or(0))?;
         if let CreateHow::Exclusive(verifier) = how
             && !has_times_of(&attr_of(place.export, file)?, *verifier)
         {
@@ -147,7 +161,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Gives what was just made its attributes, as the caller. `mode`: `None` for links.
+    /// Gives what was just made its attributes but for the size, as the caller. `mode`: the one that was asked for; `None` for folders
+    /// and links.
     pub(super) fn dress(
         &self,
         place: &Place<'_>,
@@ -155,13 +170,35 @@ impl Fs {
         attr: &SetAttr,
         mode: Option<u32>,
     ) -> Result<(), FsError> {
+        self.dress_with_size(place, object, attr, mode, 0)
+    }
+
+    /// The same, and a size other than 0 for a file that is open for writing.
+    fn dress_with_size(
+        &self,
+        place: &Place<'_>,
+        object: &OwnedFd,
+        attr: &SetAttr,
+        mode: Option<u32>,
+        size: u64,
+    ) -> Result<(), FsError> {
         let is_given = place.caller.uid == 0 && (attr.uid.is_some() || attr.gid.is_some());
+        let mode = match mode {
+            Some(mode) if place.is_masked()? => Some(mode),
+            // A change of the owner or the size takes set-user-id and set-group-id away. The kernel may have given less than was
+            // asked for, by a default ACL.
+            Some(mode) if mode & 0o6000 != 0 && (is_given || size > 0) => {
+                Some(mode_of(object)?).filter(|mode| mode & 0o6000 != 0)
+            }
+            _ => None,
+        };
+        if size > 0 {
+            rustix::fs::ftruncate(object, size)?;
+        }
         if is_given {
             set_owner(object, attr)?;
         }
-        // A change of the owner takes set-user-id and set-group-id away.
-        let is_lessened = is_given && mode.is_some_and(|mode| mode & 0o6000 != 0);
-        if let Some(mode) = mode.filter(|_| is_lessened || !place.has_own_umask) {
+        if let Some(mode) = mode {
             self.set_mode(object, mode)?;
         }
         Ok(set_times(object, attr)?)
@@ -181,7 +218,7 @@ impl Fs {
             Ok(rustix::fs::mkdirat(&*place.folder, place.name.as_c_str(), Permissions::from_raw_mode(mode))?)
         };
         let dress = |place: &Place<'_>, object: &OwnedFd| -> Result<(), FsError> {
-            if !place.has_own_umask {
+            if place.is_masked()? {
                 let inherited = attr_of(place.export, object)?.mode & 0o2000;
                 self.set_mode(object, mode | inherited)?;
             }
@@ -271,7 +308,7 @@ impl Fs {
                 Ok(rustix::fs::linkat(&self.process, old.as_c_str(), folder, new, AtFlags::SYMLINK_FOLLOW)?)
             },
             |place, ()| {
-                place.export.learn_link(file, place.handle, &place.name);
+                place.export.learn_other(file, place.handle, &place.name);
                 Ok(())
             },
         );

@@ -169,7 +169,7 @@ impl Fs {
             self.lost_name(&victim);
         }
         if let Some(moved) = moved {
-            new.export.learn(&moved, new.handle, &new.name);
+            new.export.learn_moved(&moved, new.handle, &new.name);
         }
         Ok(())
     }
