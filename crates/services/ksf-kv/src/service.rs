@@ -34,7 +34,7 @@ use ksf_store::work;
 
 pub use self::connection::KvConn;
 use self::connection::{Protocol, scan_of_stranger};
-use self::queue::{At, Fetch, Fetched, Queue, Resumed};
+use self::queue::{At, Fetch, Fetched, Lines, Queue, Resumed};
 use crate::cleaner::Cleaner;
 use crate::clients::{Clients, monotonic_ms};
 use crate::commands::backup::LogFiles;
@@ -47,11 +47,17 @@ use crate::settings::{Durability, Settings};
 /// Bytes of a log that are not on the medium at most, or half a segment if that is less: above it, commands that write wait.
 /// A disk with four writes of 2 MiB each under way is as fast as it can be.
 const UNWRITTEN_BYTES_MAX: usize = 8 << 20;
-/// Empty lines that a stranger may send before its first command or request.
-const EMPTY_LINES_MAX: u8 = 32;
+/// Empty lines, and commands without words, that a stranger may send: none has a reply that would bound them.
+const EMPTIES_MAX: u8 = 32;
 /// [Work](ksf_store::work) after which the commands of a connection wait for the next turn of its shard: others have theirs before.
 /// About a millisecond; one command alone may exceed it.
 const TURN_WORK_MAX: u64 = 16 << 10;
+/// Work of all connections after which a turn is full: those whose commands wait leave the rest to the next turn, and those that have
+/// worked join them. A client that comes waits for some of these, however many connections have work left.
+const ALL_WORK_MAX: u64 = 8 * TURN_WORK_MAX;
+/// Work in a turn after which a connection has worked, in this turn and the next one, if they are full: cheap commands of others are
+/// not put off.
+const LITTLE_WORK: u64 = TURN_WORK_MAX / 16;
 
 /// A write that failed while the shards stopped.
 #[derive(Debug)]
@@ -202,6 +208,7 @@ pub struct KvShard {
     not_begun: Option<(FileOp, u64)>,
     /// Commands that wait for room in the log, for the medium, for memory, or for values.
     queue: Queue,
+    lines: Lines,
     /// Counts the turns.
     turn: u64,
     /// Bytes of what was read, or is, for commands that were not carried out yet.
@@ -359,6 +366,7 @@ impl Service for Kv {
             unwritten_bytes_max: UNWRITTEN_BYTES_MAX.min(self.segment_bytes as usize / 2),
             not_begun: None,
             queue: Queue::default(),
+            lines: Lines::default(),
             turn: 0,
             fetched_bytes: Arc::default(),
             ticking: false,
@@ -399,14 +407,8 @@ impl Service for Kv {
                 // What is too long for a stranger is told in the protocol that it seems to be.
                 None if !buf.starts_with(b"GET /") => conn.protocol = Protocol::Resp,
                 None | Some(http::Spoken::Http) => conn.protocol = Protocol::Http(Box::new(conn.reader())),
-                // An empty line may be in front of either. Each is looked at as if it were the first one, so there are few of them.
-                Some(http::Spoken::Empty) => {
-                    conn.empty_lines += u8::from(is_stranger);
-                    if conn.empty_lines > EMPTY_LINES_MAX {
-                        conn.protocol = Protocol::Neither(None);
-                        return Err(FramingError::Malformed);
-                    }
-                }
+                // It may be in front of either. Each is looked at as if it were the first one, so there are few of them.
+                Some(http::Spoken::Empty) => {}
                 Some(http::Spoken::Resp) => conn.protocol = Protocol::Resp,
                 Some(http::Spoken::Unknown(bytes)) => {
                     conn.protocol = Protocol::Neither(commands::unknown_line(&buf[..bytes]));
@@ -430,6 +432,9 @@ impl Service for Kv {
         };
         match scanned {
             Ok(Scan::Command(bytes)) => {
+                if is_stranger && commands::is_empty(&buf[..bytes], &conn.progress.spans()) {
+                    conn.count_empty()?;
+                }
                 match commands::ends_connection(&buf[..bytes], &conn.progress.spans()) {
                     Ok(false) => {}
                     // Without a reply, as in Redis.
@@ -483,10 +488,19 @@ impl Service for Kv {
     ) {
         conn.waiting = conn.waiting.saturating_sub(1);
         conn.session.room_bytes = reply.session_room();
-        let (Ok(resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
+        let (Ok(mut resumed), Some(key)) = (state.downcast::<Resumed>(), conn.key) else { return };
         if shard.queue.is_behind(key, resumed.place) {
             // One that went on with it waits again.
             return conn.wait(shard, key, resumed, reply, Queue::add);
+        }
+        // What was read for one has room that others wait for.
+        if shard.lines.are_done() && !matches!(resumed.fetch, Fetch::Values(_) | Fetch::Until { .. }) {
+            // One that has worked goes on behind all others.
+            let has_worked = conn.worked.0 == shard.turn;
+            resumed.fetch = if has_worked { Fetch::Turn } else { Fetch::FirstTurn };
+            shard.lines.pass_over(has_worked);
+            let line_up = |queue: &mut Queue, at: At, waiting| queue.line_up(at, waiting, Vec::new());
+            return conn.wait(shard, key, resumed, reply, line_up);
         }
         let Resumed { place, command, fetch } = *resumed;
         match fetch {
@@ -505,7 +519,12 @@ impl Service for Kv {
                     reply.after(After::Nothing).bytes(&bytes);
                 }
             }
-            Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } | Fetch::Room { .. } | Fetch::Pause { .. } => {
+            Fetch::Nothing
+            | Fetch::Turn
+            | Fetch::FirstTurn
+            | Fetch::Promise { .. }
+            | Fetch::Room { .. }
+            | Fetch::Pause { .. } => {
                 self.execute(shard, conn, key, Some(place), command.asked(), reply);
             }
         }
@@ -564,6 +583,7 @@ impl Service for Kv {
 
     fn turn_end(&self, shard: &mut KvShard, turn: &mut Turn<'_>) {
         shard.turn += 1;
+        shard.lines.begin_turn();
         self.work(shard, turn);
     }
 
@@ -715,7 +735,8 @@ impl Kv {
         asked: Asked<'_>,
         reply: &mut Reply<'_, Logged>,
     ) {
-        if conn.has_worked(shard.turn) {
+        let is_full = place.is_none() && !conn.never_waits(asked) && shard.lines.is_full();
+        if conn.has_worked(shard.turn, is_full) {
             return Self::wait_first(shard, conn, (key, place), asked, Fetch::Turn, reply);
         }
         let now_ns = now_ns();
@@ -738,7 +759,9 @@ impl Kv {
             }
             None => commands::execute(shard, &mut conn.session, asked.bytes, &spans, now_ns, &mut out),
         };
-        conn.work(shard.turn, work::done() - worked_before);
+        let worked = work::done() - worked_before;
+        conn.work(shard.turn, worked);
+        shard.lines.work(worked, place.is_some());
         if let Some(undone) = shard.shard.undone() {
             // Whatever it says, it says without what it asked for.
             shard.keep_scratch(out);

@@ -476,6 +476,17 @@ pub(crate) fn ends_connection(command: &[u8], spans: &Spans) -> std::result::Res
     Ok(resp::inline(command)?.first().is_some_and(|name| is_of_http(name)))
 }
 
+/// True for an empty line, and for an array without elements.
+pub(crate) fn is_empty(command: &[u8], spans: &Spans) -> bool {
+    if let Some(arguments) = spans.arguments(command) {
+        return arguments.len() == 0;
+    }
+    match Arguments::of(command) {
+        Some(mut arguments) => arguments.next().is_none(),
+        None => command.trim_ascii().is_empty(),
+    }
+}
+
 /// The error for a first line that has no command, in the words of Redis; `None`: the connection ends without one.
 pub(crate) fn unknown_line(line: &[u8]) -> Option<Vec<u8>> {
     if ends_connection(line, &Spans::default()).unwrap_or(true) {

@@ -210,10 +210,12 @@ impl Kv {
         let mut left = (self.segment_bytes as usize / 4).min(shard.unwritten_bytes_max);
         let taken = shard.fetched_bytes.load(Ordering::Relaxed);
         let sources = (&*self.store, &*self.clients, monotonic_ms());
-        for Waiting { deferred, resumed } in queue.take_ready(sources, taken, &mut left, |asked| shard.must_wait(asked))
-        {
+        let mut lines_left = shard.lines.left();
+        let lefts = (&mut left, &mut lines_left);
+        for Waiting { deferred, resumed } in queue.take_ready(sources, taken, lefts, |asked| shard.must_wait(asked)) {
             turn.resume(deferred, resumed);
         }
+        shard.lines.leave(lines_left);
         while left > 0
             && let Some(Waiting { deferred, resumed }) = queue.take_waiting(|asked| shard.must_wait(asked))
         {

@@ -1,12 +1,13 @@
 //! One connection: its protocol, its share of a turn, and the commands of it that wait.
 
 use ksf::Reply;
+use ksf::error::FramingError;
 use ksf::logged::{After, Logged};
 use ksf::service::ConnKey;
 use ksf_proto::resp::{self, Malformed, Progress, RespLimits, Scan, Writer};
 
 use super::queue::{At, Queue, Resumed, Waiting};
-use super::{Asked, KvShard, TURN_WORK_MAX, now_ns};
+use super::{Asked, EMPTIES_MAX, KvShard, LITTLE_WORK, TURN_WORK_MAX, now_ns};
 use crate::commands::{self, Session, Standing};
 use crate::http::{self, STRANGER_BYTES_MAX};
 
@@ -22,7 +23,7 @@ const WAITING_BYTES: usize = size_of::<Resumed>() + 2 * (size_of::<At>() + size_
 pub struct KvConn {
     pub(super) protocol: Protocol,
     /// Empty lines of a stranger that has not told its protocol.
-    pub(super) empty_lines: u8,
+    pub(super) empties: u8,
     pub(super) progress: Progress,
     pub(super) session: Session,
     /// Commands of it that wait for room in the log, for the medium, for memory, or for values: those behind them wait, too.
@@ -57,9 +58,21 @@ impl KvConn {
         asked.http.is_none() && self.is_stranger()
     }
 
-    /// True if its commands have taken their share of this turn.
-    pub(super) fn has_worked(&self, turn: u64) -> bool {
-        self.worked.0 == turn && self.worked.1 >= TURN_WORK_MAX
+    /// A stranger sent an empty line, or a command without words.
+    pub(super) fn count_empty(&mut self) -> Result<(), FramingError> {
+        self.empties += 1;
+        if self.empties > EMPTIES_MAX {
+            // Without a reply.
+            self.protocol = Protocol::Neither(None);
+            return Err(FramingError::Malformed);
+        }
+        Ok(())
+    }
+
+    /// True if its commands have taken their share of this turn, which is smaller in one that is full.
+    pub(super) fn has_worked(&self, turn: u64, is_full: bool) -> bool {
+        let (last, units) = self.worked;
+        last == turn && units >= TURN_WORK_MAX || is_full && last + 1 >= turn && units >= LITTLE_WORK
     }
 
     /// A command of it took so many units.

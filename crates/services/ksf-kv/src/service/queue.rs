@@ -27,7 +27,7 @@ use ksf_store::away::{NotThere, ReadAt, Values, Wanted};
 use ksf_store::format::Lsn;
 use ksf_store::store::Store;
 
-use super::{Asked, Kept};
+use super::{ALL_WORK_MAX, Asked, Kept, TURN_WORK_MAX};
 use crate::clients::Clients;
 use crate::disk::BLOCK_BYTES;
 
@@ -62,10 +62,76 @@ pub(super) struct Queue {
     to_look_at: Vec<ConnKey>,
     /// Lines that go on in the next turn.
     next_turn: Vec<ConnKey>,
+    /// Lines that were to go on, and go on first in the next turn.
+    passed_over: Vec<ConnKey>,
     /// Reads that have not begun, by the places of their commands.
     jobs: BTreeMap<(u64, usize), Job>,
     /// Those that have, by their tokens.
     under_way: BTreeMap<u64, Job>,
+}
+
+/// How many lines go on in a turn. Work ends a turn of theirs ([`Lines::are_done`]); as many as had their turn in the last one are
+/// taken, so that few are taken in vain.
+pub(super) struct Lines {
+    max: usize,
+    /// Those that go on in this turn.
+    taken: usize,
+    /// Of these, those that did not have their turn.
+    passed_over: usize,
+    /// What commands that waited have done in this turn.
+    worked: u64,
+    /// What all commands have.
+    all_worked: u64,
+}
+
+/// Lines of a turn, at least.
+const LINES_MIN: usize = (ALL_WORK_MAX / TURN_WORK_MAX) as usize;
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self { max: LINES_MIN, taken: 0, passed_over: 0, worked: 0, all_worked: 0 }
+    }
+}
+
+impl Lines {
+    pub(super) fn begin_turn(&mut self) {
+        let max = match self.passed_over {
+            0 if self.taken == self.max => self.max.saturating_mul(2),
+            0 => self.max,
+            passed_over => self.taken.saturating_sub(passed_over).max(LINES_MIN),
+        };
+        *self = Self { max, ..Self::default() };
+    }
+
+    /// A command did so much work.
+    pub(super) fn work(&mut self, units: u64, has_waited: bool) {
+        self.all_worked += units;
+        self.worked += if has_waited { units } else { 0 };
+    }
+
+    /// True if commands that waited have done all their work of this turn.
+    pub(super) fn are_done(&self) -> bool {
+        self.worked >= ALL_WORK_MAX
+    }
+
+    /// A line goes on in the next turn; `has_worked`: it did so in this one, too.
+    pub(super) fn pass_over(&mut self, has_worked: bool) {
+        self.passed_over += usize::from(!has_worked);
+    }
+
+    /// True if connections that have worked wait for the next turn: others do.
+    pub(super) fn is_full(&self) -> bool {
+        self.taken == self.max || self.all_worked >= ALL_WORK_MAX
+    }
+
+    /// How many more go on in this turn at most.
+    pub(super) fn left(&self) -> usize {
+        self.max - self.taken
+    }
+
+    pub(super) fn leave(&mut self, left: usize) {
+        self.taken = self.max - left;
+    }
 }
 
 /// A command that waits.
@@ -82,6 +148,8 @@ pub(super) enum Fetch {
     Nothing,
     /// The next turn of the shard: the connection has had its [share](super::TURN_WORK_MAX) of this one.
     Turn,
+    /// The same, before all others: the connection has had none.
+    FirstTurn,
     Values(Box<Fetched>),
     /// A record that cleaning has written anew, and that is not on the medium yet.
     Promise {
@@ -202,12 +270,15 @@ impl Queue {
     #[cfg(test)]
     pub(super) fn kept(&self) -> usize {
         let of_lines = self.timers.len() + self.for_room.len() + self.paused.iter().map(BTreeSet::len).sum::<usize>();
-        let looks = self.to_look_at.len() + self.next_turn.len();
+        let looks = self.to_look_at.len() + self.next_turn.len() + self.passed_over.len();
         self.commands.len() + self.heads.len() + of_lines + looks + self.jobs.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.commands.is_empty() && self.to_look_at.is_empty() && self.next_turn.is_empty()
+        self.commands.is_empty()
+            && self.to_look_at.is_empty()
+            && self.next_turn.is_empty()
+            && self.passed_over.is_empty()
     }
 
     /// Whether some of it goes on only if it is looked at again, though nothing else happens.
@@ -261,6 +332,7 @@ impl Queue {
             Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].insert(from)),
             Fetch::Room { .. } => drop(self.for_room.insert((place, from))),
             Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } => self.to_look_at.push(from),
+            Fetch::FirstTurn => self.passed_over.push(from),
         }
         self.commands.insert(at, waiting);
     }
@@ -283,7 +355,7 @@ impl Queue {
                 Fetch::Until { at_ms, .. } => drop(self.timers.remove(&(at_ms, from))),
                 Fetch::Pause { writes } => drop(self.paused[usize::from(writes)].remove(&from)),
                 Fetch::Room { .. } => drop(self.for_room.remove(&(place, from))),
-                Fetch::Nothing | Fetch::Turn | Fetch::Promise { .. } => {}
+                Fetch::Nothing | Fetch::Turn | Fetch::FirstTurn | Fetch::Promise { .. } => {}
             }
         }
     }
@@ -379,21 +451,34 @@ impl Queue {
         Some(is_right)
     }
 
-    /// Commands of lines that go on, at most so many bytes of them. `taken`: bytes that were read, or are, for others.
+    /// Commands of lines that go on, at most so many bytes of them, of so many lines. The others are first in the next turn. `taken`:
+    /// bytes that were read, or are, for others.
     pub(super) fn take_ready(
         &mut self,
         (store, clients, now_ms): (&Store, &Clients, u64),
         taken: usize,
-        bytes_left: &mut usize,
+        (bytes_left, lines_left): (&mut usize, &mut usize),
         must_wait: impl Fn(Asked<'_>) -> bool,
     ) -> Vec<Waiting> {
         self.look_by_clock(clients, now_ms);
         self.look_by_room(taken);
         self.to_look_at.append(&mut self.next_turn);
+        self.to_look_at.splice(0..0, self.passed_over.drain(..));
         let (mut ready, mut again, mut seen) = (Vec::new(), Vec::new(), BTreeSet::new());
         for from in mem::take(&mut self.to_look_at) {
             // There may be more than one reason to look at it.
             if !seen.insert(from) {
+                continue;
+            }
+            if *lines_left == 0 {
+                let first = self.first(from).map(|place| (place, self.commands.get(&(from, place))));
+                match first {
+                    Some((place, Some(Waiting { resumed, .. }))) if matches!(resumed.fetch, Fetch::Room { .. }) => {
+                        // What there is room for goes to others until it goes on.
+                        self.for_room.insert((place, from));
+                    }
+                    _ => again.push(from),
+                }
                 continue;
             }
             let mut taken_of_line = 0;
@@ -406,7 +491,7 @@ impl Queue {
                 let Entry::Occupied(first) = self.commands.entry((from, place)) else { break };
                 let Resumed { command, fetch, .. } = &*first.get().resumed;
                 let goes_on = match fetch {
-                    Fetch::Nothing | Fetch::Turn => true,
+                    Fetch::Nothing | Fetch::Turn | Fetch::FirstTurn => true,
                     Fetch::Values(fetched) => fetched.left == 0,
                     Fetch::Promise { log, lsn } => *lsn < store.promised(*log),
                     Fetch::Room { .. } => !self.for_room.contains(&(place, from)),
@@ -430,6 +515,7 @@ impl Queue {
                 *bytes_left = bytes_left.saturating_sub(command.bytes.len());
                 ready.push(first.remove());
             }
+            *lines_left -= usize::from(taken_of_line > 0);
         }
         self.to_look_at = again;
         ready

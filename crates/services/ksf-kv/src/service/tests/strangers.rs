@@ -12,9 +12,16 @@ fn a_stranger_is_ended_after_a_few_empty_lines() {
     assert_eq!(world.ask(0, &["AUTH", "open sesame"]), "+OK\r\n");
     world.send(0, &"\n".repeat(1_000));
     assert_eq!(world.ask(0, &["PING"]), "+PONG\r\n");
-    world.send(1, &"\n".repeat(33));
-    assert!(world.conns[1].as_ref().unwrap().is_closing());
-    assert_eq!(world.take_batch(1), None);
+    for (first, empty) in [("", "\n"), ("", "*0\r\n"), ("*0\r\n", "*-1\r\n"), ("PING\r\n", "\r\n")] {
+        world.renew(1);
+        world.send(1, first);
+        world.take(1);
+        world.send(1, &empty.repeat(31));
+        assert!(!world.conns[1].as_ref().unwrap().is_closing(), "{empty:?}");
+        world.send(1, &empty.repeat(2));
+        assert!(world.conns[1].as_ref().unwrap().is_closing(), "{empty:?}");
+        assert_eq!(world.take_batch(1), None);
+    }
     // Without a password there is no bound, as in Redis.
     let mut world = World::new(1);
     world.send(0, &"\n".repeat(1_000));

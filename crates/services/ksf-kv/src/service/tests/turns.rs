@@ -9,6 +9,10 @@ use crate::cluster::{Cluster, NodeSpec};
 
 /// One shard of a cluster that has every slot, on persistent memory, on which no operation is ever under way.
 fn world_or_skip(places: u32) -> Option<World> {
+    world_of_or_skip(places, 3)
+}
+
+fn world_of_or_skip(places: u32, conns: u32) -> Option<World> {
     let address = "192.0.2.1:6379";
     let node = NodeSpec { address: address.into(), slots: "0-16383".into() };
     let cluster = Some(Cluster::new(&[node], address).unwrap());
@@ -16,12 +20,12 @@ fn world_or_skip(places: u32) -> Option<World> {
     // As many as are written: nothing is cleaned here.
     let (segment_bytes, places) = (2 * UNWRITTEN_BYTES as u64, places);
     let options = DiskOptions { logs: 1, segment_bytes, places, medium: Medium::PmemMemory };
-    Some(World::set_up_with(Folder::in_memory_or_skip()?, options, 3, settings))
+    Some(World::set_up_with(Folder::in_memory_or_skip()?, options, conns, settings))
 }
 
 impl World {
     /// A connection begins anew.
-    fn renew(&mut self, conn: usize) {
+    pub(super) fn renew(&mut self, conn: usize) {
         if let Some(conn) = self.conns[conn].take() {
             conn.end(&mut self.env);
         }
@@ -116,6 +120,49 @@ fn a_pipeline_of_any_command_lets_others_in() {
         }
     }
     assert!(divided > all.len() as u64 / 2, "{divided} pipelines took more than one turn");
+}
+
+/// As many turns pass for each as its work needs, and no connection comes a second time before all others have come.
+#[test]
+fn pipelines_of_many_connections_let_others_in() {
+    const CONNS: usize = 100;
+    const SHARES: u64 = 5;
+    let Some(mut world) = world_of_or_skip(64, 3 + CONNS as u32) else { return };
+    world.converse(&table::encoded(&table::make("list", (400, 16))));
+    let ask = array(["LRANGE", "{b}list", "0", "-1"].map(str::to_owned).into_iter());
+    let (reply, units) = world.converse(ask.as_bytes());
+    assert!(reply.starts_with("*400\r\n"), "{reply}");
+    let asked = (SHARES * TURN_WORK_MAX / units) as usize;
+    // Cheap ones between them have more connections go on in a turn.
+    let cheap = 500;
+    let requests = [ask.repeat(asked / 2), "PING\r\n".repeat(cheap), ask.repeat(asked - asked / 2)].concat();
+    let wanted = asked * reply.len() + cheap * "+PONG\r\n".len();
+    let all = 3..3 + CONNS;
+    for conn in all.clone() {
+        world.receive(conn, &requests);
+    }
+    let (mut told, mut turns) = (vec![0; CONNS], 0);
+    let mut before = work::done();
+    while told.iter().any(|bytes| *bytes < wanted) {
+        world.receive(1, "PING\r\n");
+        assert_eq!(world.take_batch(1).as_deref(), Some("+PONG\r\n"));
+        world.on.wake();
+        world.end_one_turn();
+        for conn in all.clone() {
+            while let Some(batch) = world.take_batch(conn) {
+                told[conn - 3] += batch.len();
+            }
+        }
+        let done = std::mem::replace(&mut before, work::done());
+        let done = before - done;
+        // Of those that waited, and of those that did not.
+        assert!(done <= 2 * ALL_WORK_MAX + 16 * units + 1024, "{done} units in a turn, one request takes {units}");
+        let (least, most) = (told.iter().min().unwrap(), told.iter().max().unwrap());
+        // One is behind by its cheap ones, which take the turns of a share, too.
+        assert!(most - least <= 3 * (TURN_WORK_MAX / units + 2) as usize * reply.len(), "{least} to {most}");
+        turns += 1;
+    }
+    assert!(turns >= CONNS as u64 * (SHARES - 1) * TURN_WORK_MAX / (2 * ALL_WORK_MAX), "{turns} turns");
 }
 
 #[test]

@@ -218,7 +218,8 @@ impl Pair {
         let is_full = self.is_full;
         let must_wait = |asked: Asked<'_>| is_full && asked.bytes.starts_with(b"SET");
         let sources = (&*self.world.service.kv.store, &self.clients, self.now_ms);
-        let told = self.queue.take_ready(sources, self.taken, &mut usize::MAX.clone(), must_wait);
+        let told =
+            self.queue.take_ready(sources, self.taken, (&mut usize::MAX.clone(), &mut usize::MAX.clone()), must_wait);
         let clients = &self.clients;
         self.list.give_room(self.taken);
         let mut ready = self.list.take_ready(self.now_ms, |writes| clients.waits(writes, self.now_ms), is_full);
@@ -325,7 +326,10 @@ fn long_line_is_visited_once_per_turn() {
     let kept = pair.queue.kept();
     for turn in 0..20 {
         let sources = (&*pair.world.service.kv.store, &pair.clients, 1);
-        let mut ready = pair.queue.take_ready(sources, 0, &mut usize::MAX.clone(), |_| false).into_iter();
+        let mut ready = pair
+            .queue
+            .take_ready(sources, 0, (&mut usize::MAX.clone(), &mut usize::MAX.clone()), |_| false)
+            .into_iter();
         pair.queue.line_up((from, 1), ready.next().unwrap(), Vec::new());
         assert_eq!(1 + ready.len(), queue::LINE_TURN_MAX, "turn {turn}");
         ready.for_each(|waiting| pair.queue.add((from, waiting.resumed.place), waiting));
