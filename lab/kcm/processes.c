@@ -573,13 +573,17 @@ static void *wait_in_call(void *argument)
 }
 
 /* Waits until a thread sleeps in the kernel, and no call of it returns. */
-static void until_it_sleeps(pid_t thread)
+static void until_it_sleeps(const struct waiter *waiter)
 {
 	char path[64], state;
 	long before = 0;
 
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", waiter->thread);
 	for (int i = 0; i < QUIET_MS / 2;) {
+		if (waiter->done) {
+			errno = waiter->error;
+			die("have the call wait: it returned");
+		}
 		FILE *file = fopen(path, "r");
 		if (!file || fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
 			die("look at a thread");
@@ -620,7 +624,7 @@ static const char *interrupt_by(int whole_process, int fd, ssize_t (*call)(int),
 	pthread_create(&thread, NULL, wait_in_call, &waiter);
 	while (!waiter.thread)
 		sleep_ms(1);
-	until_it_sleeps(waiter.thread);
+	until_it_sleeps(&waiter);
 	sigset_t set, before;
 	sigemptyset(&set);
 	sigaddset(&set, signal);
